@@ -1,4 +1,4 @@
-"""A mark by which a runner notices that a local artifact URL names another folder on its machine.
+"""Mark in a local artifact folder, so that a runner notices a different folder at the same path.
 
 The default artifact URL is a folder on the master's machine. A runner on a machine that does not share it
 would store models and logs where nobody looks for them. So the master writes a mark into the folder and sends

@@ -1,4 +1,4 @@
-"""Artifacts: folders of files on any fsspec URL that are seen whole or not at all.
+"""Artifacts: folders of files on any fsspec URL; readers see a complete folder or none.
 
     URL/manifest.json        version, folder, and of each file path, size, sha256, kind
     URL/launches/FENCE.json  the same, of the launch of a service with this fence
@@ -10,10 +10,10 @@ the old ones. Writing the same content again changes nothing. One URL has one wr
 may win, but never mixes its files with the first one's. A folder that a killed writer leaves is named by no
 manifest; it goes with the run.
 
-A launch that was given up may still run, and write at any later moment. It is refused once a later launch has
-written. Storage has no way to look and write in one step, so its manifest may still come after that of the
-later launch; it changes nothing then: no launch touches the folder or the manifest of a later one, readers go
-by the manifest with the highest fence, and whoever has overwritten manifest.json puts that one back.
+An abandoned launch may still run and write at any time. It is refused once a later launch has
+written. Storage cannot check and write in one step, so its manifest may still be written after that of the
+later launch. This is harmless: no launch touches the folder or the manifest of a later one, readers use the
+manifest with the highest fence, and a writer that has overwritten manifest.json restores that one.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def read_manifest(url: str) -> ArtifactManifest | None:
 
 
 def settle(url: str) -> ArtifactManifest | None:
-    """Return the manifest at `url`, and put it in place if that of a launch that was given up is there.
+    """Return the manifest at `url`, restoring it first if an abandoned launch has overwritten it.
 
     None if there are no artifacts. Raises ArtifactError.
     """
@@ -234,7 +234,7 @@ def list_run(run_url: str) -> list[FileEntry]:
 
 
 def _newest_manifest(folder: Folder) -> ArtifactManifest | None:
-    """Return the manifest that counts: of the launch with the highest fence, or of nobody's launch."""
+    """Return the valid manifest: that of the launch with the highest fence, or one written by no launch."""
     there = _read_manifest(folder, MANIFEST)
     if there is not None and not there.fence:
         return there
@@ -245,7 +245,7 @@ def _newest_manifest(folder: Folder) -> ArtifactManifest | None:
 
 
 def _put_newest(folder: Folder) -> ArtifactManifest | None:
-    """Return the manifest that counts, and restore it if an abandoned launch has overwritten it."""
+    """Return the valid manifest, and restore it if an abandoned launch has overwritten it."""
     while True:
         newest, there = _newest_manifest(folder), _read_manifest(folder, MANIFEST)
         if newest is None or newest == there:
@@ -321,7 +321,7 @@ def _chunks(file: Path) -> Iterator[bytes]:
 
 
 def _remove(folder: Folder, name: str) -> None:
-    """Remove replaced files. That they stay costs space, no more."""
+    """Remove replaced files, ignoring errors: files that stay only cost space."""
     try:
         folder.remove_subfolder(name)
     except ArtifactError as error:

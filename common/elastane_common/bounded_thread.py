@@ -37,7 +37,7 @@ class BoundedThread(Generic[Result]):
         A caller that is cancelled does not wait for the thread either; it counts as late.
         """
         if self._late is not None and self._late.is_alive():
-            raise StillBusy("the last one still takes time")
+            raise StillBusy("the previous call has not ended")
         self._late = None
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Result] = loop.create_future()

@@ -1,6 +1,6 @@
 """Blocking client of the master's unary services: for agent, CLI, demo and tests.
 
-Calls are retried, and watches go on after a break where they were (`connection`). Writes carry a request id,
+Calls are retried, and watches resume after a break where they were (`connection`). Writes carry a request id,
 so a repeated one takes effect once. A refusal by the master is raised as `RequestRefusedError`, no answer at
 all as `MasterUnreachableError`.
 """
@@ -118,11 +118,11 @@ class MasterClient(MasterConnection):
         dry_run: bool = False,
         request_id: str | None = None,
     ) -> job_pb2.JobServiceScaleResponse:
-        """Set how the master chooses the number of workers, within limits; 0: they stay as they are.
+        """Set how the master chooses the number of workers, and the limits; 0: limit unchanged.
 
-        scaling: as JobSettings.scaling; "off": the maximum decides again. over_budget: "cheapest" or
-        "suspend". spot_policy: "wide" or "uniform". None: unchanged. dry_run: nothing is changed;
-        `decisions` of the response are what would be decided.
+        scaling: as JobSettings.scaling; "off": use workers_max again. over_budget: "cheapest" or
+        "suspend". spot_policy: "wide" or "uniform". None: unchanged. dry_run: change nothing; `decisions` of
+        the response show what would be decided.
         """
         request = job_pb2.JobServiceScaleRequest(
             name=name,
@@ -323,11 +323,11 @@ class MasterClient(MasterConnection):
     # ------------------------------------------------------------------ parameter servers
 
     def get_slots(self, job: str) -> ps_pb2.GetSlotsResponse:
-        """Return the slots of a job's model, its parameter servers, and what leases depend on."""
+        """Return the slots of a job's model, its parameter servers, and the state that limits leases."""
         return self.call(ps_pb2_grpc.SlotServiceStub, "GetSlots", ps_pb2.GetSlotsRequest(job=job))
 
     def find_slots(self, job: str) -> ps_pb2.GetSlotsResponse | None:
-        """As `get_slots`; None for a job without parameter servers, or if the master has none or is held."""
+        """As `get_slots`; None without parameter servers, on a master too old for them, or for a held job."""
         try:
             found = self.get_slots(job)
         except RequestRefusedError:
@@ -356,7 +356,7 @@ class MasterClient(MasterConnection):
         )
 
     def rewind_slots(self, job: str, checkpoint: str, request_id: str | None = None) -> int:
-        """Take all slots back to a checkpoint; return the generation of the map that says so."""
+        """Take all slots back to a checkpoint; return the generation of the slot map that orders it."""
         request = ps_pb2.RewindSlotsRequest(
             job=job, checkpoint=checkpoint, request_id=request_id or new_request_id()
         )

@@ -15,7 +15,9 @@ from elastane_common.stream_session import StreamEnded
 from elastane_proto.error_codes import wire_code
 from elastane_proto.v1 import errors_pb2
 
-MESSAGE_TOO_LARGE_HINT = "a message was larger than the master or this process takes; see docs/limits.md"
+MESSAGE_TOO_LARGE_HINT = (
+    "a message exceeded the size limit of the master or of this process; see docs/limits.md"
+)
 #: CANCELLED comes from a server that is shutting down, or from gRPC under load: this client cancels only in
 #: `close`.
 _TRANSIENT = {

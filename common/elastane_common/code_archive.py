@@ -1,6 +1,6 @@
 """Code archives of the training service: a folder as a zip whose digest depends on its contents alone.
 
-This half makes archives and puts them where runners find them; runners have the half that unpacks them.
+This module makes and uploads archives; `elastane_runner.archive` unpacks them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elastane_common import layout
 from elastane_common.errors import ElastaneError
 from elastane_common.storage import Folder
 
-#: Folders of version control and of tools, whose contents are no code of a run. A virtual environment, which
+#: Folders of version control and of tools, whose contents are not code of a run. A virtual environment, which
 #: has a file `pyvenv.cfg`, is left out under any name.
 IGNORED_FOLDERS: Final = frozenset(
     {
@@ -40,7 +40,7 @@ _SMALLER: Final = "leave data and results out of the folder of code, or name a s
 
 
 class ArchiveError(ElastaneError):
-    """A folder that cannot be made into a code archive, or an archive that runners would not take."""
+    """A folder that cannot be made into a code archive, or an archive that runners would refuse."""
 
     code = "ELA450"
 
@@ -85,9 +85,9 @@ def digest_of(path: Path) -> str:
 
 
 def store(archive: Path, digest: str, artifact_url: str, *, bytes_max: int = 0) -> bool:
-    """Put an archive below the artifact URL, unless it is there already; return True if it was written.
+    """Upload an archive below the artifact URL, unless it exists; return True if it was written.
 
-    bytes_max: what runners unpack at most; 0: no limit. Raises ArchiveError for a larger archive, and
+    bytes_max: most bytes that runners unpack; 0: no limit. Raises ArchiveError for a larger archive, and
     CheckpointError of the storage.
     """
     size = archive.stat().st_size

@@ -156,7 +156,7 @@ class MasterConnection:
         wait_seconds: how long the master may delay an answer. Raises RequestRefusedError or
         MasterUnreachableError.
         """
-        # When a master was there at last: an attempt that stood shows one, as in `subscribe`.
+        # Time when a master was last connected: an attempt that lasted shows one, as in `subscribe`.
         contact = began = time.monotonic()
 
         def is_away(state: tenacity.RetryCallState) -> bool:
@@ -213,7 +213,7 @@ class MasterConnection:
                     return
                 if not isinstance(translated, TransientError):
                     raise translated from None
-                # There was a master until now, so the timeout starts again.
+                # A master was connected until now, so the timeout starts again.
                 if served or time.monotonic() - began > STOOD_SECONDS:
                     last_contact, failures = time.monotonic(), 0
                 elif time.monotonic() - last_contact > self._timeout_seconds:

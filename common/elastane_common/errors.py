@@ -119,7 +119,7 @@ class StepError(ElastaneError):
 
 
 class RepeatDiffersError(StepError):
-    """What was run twice from the same state gave different gradients, outputs or mini-batches."""
+    """A repetition from the same state gave different gradients, outputs or mini-batches."""
 
     code = "ELA344"
 

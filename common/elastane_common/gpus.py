@@ -1,4 +1,4 @@
-"""GPUs of a machine, by the names that CUDA_VISIBLE_DEVICES has for them.
+"""GPUs of a machine, by their names in CUDA_VISIBLE_DEVICES.
 
 CUDA shows a process the devices that this variable names, numbered from 0.
 """
@@ -27,9 +27,9 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> lis
 
 
 def least_used(gpus: Sequence[str], taken: Collection[str], count: int = 1) -> list[str]:
-    """Return `count` of the GPUs, those that the fewest others have, in the order of `gpus`.
+    """Return the `count` GPUs with the fewest users, in the order of `gpus`.
 
-    taken: the GPUs of others; one that two of them have is in it twice.
+    taken: GPUs already in use, once for each user.
     """
     used = Counter(taken)
     chosen = sorted(gpus, key=lambda gpu: (used[gpu], gpus.index(gpu)))[:count]

@@ -1,11 +1,11 @@
 """Runs of the training service in MLflow: a run, a registered model with a version, and its alias.
 
-MLflow is where people look; the truth is the artifact URL and the master's store. So entries wait in an
-`Outbox` until MLflow takes them, and nothing else waits for MLflow. An entry may be sent any number of times:
-the run is found by a tag, the version by its run.
+MLflow is only a display; the artifact URL and the master's store are authoritative. Entries wait in an
+`Outbox` until MLflow accepts them, and nothing else waits for MLflow. An entry may be sent any number of
+times: the run is found by a tag, the version by its run.
 
-MLflow takes no folders of a disk as the source of a version; models that are on one are copied to MLflow's
-own artifacts. The library is imported when the first entry is sent (extra `mlflow`).
+MLflow does not accept a local folder as the source of a version; such models are copied to MLflow's own
+artifacts. The library is imported when the first entry is sent (extra `mlflow`).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def entry_of(
 
 
 class MlflowRegistry:
-    """Takes entries to the MLflow server of MLFLOW_TRACKING_URI, as the `send` of an `OutboxSender`."""
+    """Sends entries to the MLflow server of MLFLOW_TRACKING_URI: the `send` of an `OutboxSender`."""
 
     def __init__(self) -> None:
         # The outbox repeats what fails, and knows when it has to stop.
@@ -113,7 +113,7 @@ class MlflowRegistry:
         self._client: Any = None
 
     def send(self, entry: dict[str, Any]) -> None:
-        """Make MLflow know a run.
+        """Create or update a run in MLflow.
 
         Raises RefusedEntryError if it will never take the entry, else what its library raises.
         """
@@ -194,7 +194,7 @@ class MlflowRegistry:
         client.set_registered_model_alias(wanted.model_name, wanted.alias, version.version)
 
     def _source(self, wanted: RegistryEntry, run: Any) -> str:
-        """Return the source of the version: the model's URL, or of a folder of a disk that of its copy."""
+        """Return the source of the version: the model's URL, or that of its copy for a local folder."""
         path = wanted.source.removeprefix("file://")
         if "://" in path:
             return wanted.source

@@ -47,7 +47,7 @@ class Outbox:
         self.path = path
         self._folder = Folder(str(path), OutboxError)
         self._lock = threading.Lock()
-        #: Set by `put`, so that a sender need not look at the folder again and again.
+        #: Set by `put`, so that a sender need not poll the folder.
         self.news = threading.Event()
         names = [*self.waiting(), *self.refused()]
         self._next = max((int(name) for name in names), default=0) + 1
@@ -96,9 +96,9 @@ def doubling_wait(failures: int) -> float:
 
 
 class OutboxSender:
-    """Sends the entries of an outbox in a thread of its own.
+    """Sends the entries of an outbox from its own thread.
 
-    send: takes one entry; raises RefusedEntryError for one that it will never take, anything else to be
+    send: sends one entry; raises RefusedEntryError if it will never be accepted, any other error to be
     called again with the same entry. wait_seconds: before the next attempt, by the number of failed ones.
     """
 

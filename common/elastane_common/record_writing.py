@@ -1,7 +1,7 @@
-"""The record of a run that is over, made of what the master and the run's folder say of it.
+"""Builds the record of a finished run from the master's knowledge and the run's folder.
 
-Writers are the runner of rank 0, which has stored the last logs, and the master for runs that end without a
-runner. Both may write it: what the later one writes replaces the record as a whole.
+Written by the runner of rank 0, which has stored the last logs, or by the master for runs that end without
+a runner. Both may write it: the later record replaces the earlier one.
 """
 
 from __future__ import annotations

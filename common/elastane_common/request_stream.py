@@ -26,10 +26,10 @@ Answer = TypeVar("Answer")
 class RequestStream(Generic[Message, Answer]):
     """Messages of one rpc that streams both ways, and their answers, in order.
 
-    stub, method: of the rpc. answers_of: the answers in one message of the master. one_by_one: gets the
-    answer from a master that is older than the rpc. silence_seconds: time limit of an answer from a master
-    that is connected; wait_seconds: the part of it for which the master may hold one back. waiting: what was
-    sent and has no answer, oldest first. Used from one thread; `close` it.
+    stub, method: of the rpc. answers_of: returns the answers in one message of the master. one_by_one: gets
+    the answer from a master that is older than the rpc. silence_seconds: time limit of an answer from a
+    connected master; wait_seconds: the part of it for which the master may hold an answer back. waiting:
+    unanswered messages, oldest first. Used from one thread; `close` it.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RequestStream(Generic[Message, Answer]):
         self._drop()
 
     def dropped(self) -> None:
-        """A stream has ended, and what waits will be sent again. To be overridden."""
+        """Called when a stream has ended and waiting messages will be sent again. To be overridden."""
 
     def _read(self, service: Any) -> None:
         """Read the next answers, or note that the master does not know the rpc."""

@@ -1,4 +1,4 @@
-"""The record of a run: all that was known of it when it ended, enough to make the same bits again. Pure.
+"""The record of a finished run: enough to reproduce the same bits. Pure.
 
 It is written once, as `record.json` in the run's folder (see `layout`), and never changed: it outlives the
 master's memory of the run. Readers ignore fields that they do not know, so that releases may add some; a
@@ -19,9 +19,9 @@ from elastane_common.file_manifest import FileEntry
 VERSION: Final = 1
 #: Settings of an elastic job that decide its result, beside the number of logical workers.
 RESULT_SETTINGS: Final = ("seed", "determinism", "torch_threads")
-#: Settings that are off in a message that does not mention them, while the service has them on.
+#: Settings that the service turns on by default, but that a message without them means as off.
 _FLAGS: Final = ("audit_samples",)
-#: What a later submission does not take over: on whose account it runs, and before which others.
+#: Fields that a later submission does not copy: owner and priority.
 _CALLERS_OWN: Final = ("owner", "priority")
 
 
@@ -71,7 +71,7 @@ class CostRecord(msgspec.Struct, frozen=True, kw_only=True):
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One run that is over.
 
-    state: succeeded, failed or cancelled. Times are seconds since the Unix epoch; None: it came not so far.
+    state: succeeded, failed or cancelled. Times are seconds since the Unix epoch; None: not reached.
     spec: the RunSpec as submitted, in protobuf's JSON with the field names of the .proto. logical_workers: N
     of an elastic run, otherwise the number of instances. settings: of the elastic job (JobSettings), in the
     same JSON. environment: what else decides the bits, as the workers reported it (Job.environment).
@@ -128,10 +128,10 @@ def decode(data: bytes) -> RunRecord:
 
 
 def spec_of(record: RunRecord) -> dict[str, Any]:
-    """Return the spec of a run that makes the same bits again, in protobuf's JSON of RunSpec.
+    """Return a spec that reproduces a run's bits, in protobuf's JSON of RunSpec.
 
-    What was left to the service is fixed to what it was: parameters, number of instances, seed, threads and
-    determinism level, version of the dataset, code and image by digest. Owner and priority are the caller's.
+    Values that the service chose are fixed: parameters, number of instances, seed, threads and determinism
+    level, version of the dataset, code and image by digest. Owner and priority are the caller's.
     """
     spec = copy.deepcopy(record.spec)
     for name in _CALLERS_OWN:

@@ -26,7 +26,7 @@ from fsspec.spec import AbstractBufferedFile
 from elastane_common.errors import EXIT_REFUSED, ElastaneError
 
 Chunk = bytes | memoryview
-#: Of what is read at once.
+#: Bytes read at a time.
 CHUNK_BYTES: Final = 1 << 20
 
 #: Ends the names of files that are being written on local disks.
@@ -131,7 +131,7 @@ class Folder:
                 self._write_remote(self._path(name), chunks)
 
     def appending(self, name: str) -> FileIO | None:
-        """Open a new file, unbuffered, to be written bit by bit; None where only whole files can be written.
+        """Open a new file for unbuffered appends; None if the storage writes only whole files.
 
         What was written survives the death of the process, not that of the machine.
         """

@@ -1,6 +1,6 @@
-"""Events of a stream, common to the sessions of workers and of runners, and where they connect next. Pure.
+"""Stream events and reconnection, common to the sessions of workers and of runners. Pure.
 
-Each has a machine of its own that decides what follows (`elastane.runtime.session_machine`,
+Each kind of session has its own state machine (`elastane.runtime.session_machine`,
 `elastane_runner.attending`).
 """
 
@@ -44,8 +44,8 @@ class StreamEnded:
 class Connect:
     """Wait, then open a stream.
 
-    stays: to the same master; else to that at the address `leader`, if it is one of the masters', or to the
-    next.
+    stays: connect to the same master; otherwise to `leader`, if it is one of the masters' addresses, or to
+    the next one.
     """
 
     wait_seconds: float = 0.0

@@ -34,15 +34,15 @@ FINAL_STATES: Final = frozenset(
 )
 
 
-#: What became of a submission: the run, or why it was refused.
+#: Outcome of a submission: the run, or the refusal.
 Outcome: TypeAlias = training_pb2.TrainingServiceTrainResponse | RequestRefusedError
 
 
 class RunStream(RequestStream[training_pb2.TrainingServiceTrainEachRequest, Outcome]):
-    """Submissions over one stream, for callers that submit many: a fraction of the cost of a call each.
+    """Submissions over one stream, for callers that submit many: cheaper than one call each.
 
-    `receive` returns what became of the oldest: the run, or why it was refused. At most `RUNS_IN_FLIGHT`
-    should wait. Used from one thread; `close` it.
+    `receive` returns the outcome of the oldest: the run, or the refusal. At most `RUNS_IN_FLIGHT` should
+    wait. Used from one thread; `close` it.
     """
 
     def __init__(self, master: MasterConnection) -> None:
@@ -56,7 +56,7 @@ class RunStream(RequestStream[training_pb2.TrainingServiceTrainEachRequest, Outc
         )
 
     def train(self, spec: training_pb2.RunSpec, *, client_key: str = "", request_id: str = "") -> None:
-        """Submit a run; a later `receive` returns what became of it."""
+        """Submit a run; a later `receive` returns its outcome."""
         request = training_pb2.TrainingServiceTrainRequest(
             spec=spec, client_key=client_key, request_id=request_id or new_request_id()
         )
@@ -111,10 +111,10 @@ class TrainingClient:
         return RunStream(self._master)
 
     def train_each(self, specs: Iterable[training_pb2.RunSpec]) -> Iterator[Outcome]:
-        """Queue runs one by one over one stream; yields what became of each, in order.
+        """Queue runs one by one over one stream; yields their outcomes in order.
 
-        A refused run does not stop those after it. Up to `RUNS_IN_FLIGHT` specs are taken ahead of what
-        is yielded.
+        A refused run does not stop those after it. Up to `RUNS_IN_FLIGHT` specs are read ahead of the
+        outcomes.
         """
         with closing(self.stream()) as stream:
             for spec in specs:
@@ -226,13 +226,13 @@ class TrainingClient:
         return list(self._call("ListArtifacts", request).artifacts)
 
     def get_service(self) -> training_pb2.TrainingServiceGetServiceResponse:
-        """Return where archives and artifacts go, the limits, and the runners."""
+        """Return the artifact URL, the limits and the runners of the service."""
         return self._call("GetService", training_pb2.TrainingServiceGetServiceRequest())
 
     def get_scheduling(
         self, run_id: int = 0, limit: int = 0
     ) -> training_pb2.TrainingServiceGetSchedulingResponse:
-        """Return what the scheduling policy has decided about a run (0: about all), the newest last."""
+        """Return the scheduling policy's decisions about a run (0: about all), newest last."""
         request = training_pb2.TrainingServiceGetSchedulingRequest(run_id=run_id, limit=limit)
         return self._call("GetScheduling", request)
 

@@ -102,7 +102,7 @@ async def _work(
 
 
 def _pool_watch(pools: PoolKeeper, kube: KubeClient) -> Watch:
-    """The watch of the cluster's pools. Where they are not defined, it tries again and again, rarely."""
+    """Return the watch of the cluster's pools. If their CRD is missing, it retries at long intervals."""
 
     def pool_changed(change: Change) -> None:
         pools.wake(change.object["metadata"]["name"])

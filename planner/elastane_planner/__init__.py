@@ -1,5 +1,5 @@
 """Pipeline plans: which units of a model run on which devices, and in which order. Pure: no clock, no I/O.
 
-A plan cuts a model's units into stages, gives each stage one or several devices, and is judged by a simulated
-step. The master decides with it, workers run its schedule, `elastane plan` shows it.
+A plan divides a model's units into stages, assigns one or several devices to each, and is judged by a
+simulated step. The master plans with this package, workers run its schedules, `elastane plan` shows plans.
 """

@@ -1,7 +1,7 @@
-"""Plans of other systems, for comparison: data parallel, GPipe, 1F1B, PipeDream, HetPipe, and schedules read.
+"""Plans of other systems for comparison: data parallel, GPipe, 1F1B, PipeDream, HetPipe, CSV schedules.
 
-All are made synchronous (a step ends with the sums of its gradients), all sum gradients as this project has
-to, and the same simulator judges them. So they show what a *plan* is worth, not those systems' speed.
+All are made synchronous (a step ends with the sums of its gradients), sum gradients in this project's order,
+and run in the same simulator. They compare *plans*, not the speed of those systems.
 
     data parallel  one stage on all devices
     GPipe          a balanced stage for each device; all forwards, then all backwards
@@ -67,7 +67,7 @@ def baselines(
 
 
 def scheduled(profile: Profile, cluster: Cluster, micro_batches: int, name: str, order: Order) -> Baseline:
-    """Return the step of a schedule that `plan_csv.read_schedule` read: its stages, balanced, on its rows.
+    """Simulate a schedule read by `plan_csv.read_schedule`: its stages, with balanced units, on its rows.
 
     Called by `elastane plan --schedule`. Raises InvalidPlan if it does not fit the model or the cluster.
     """
@@ -95,7 +95,7 @@ class _Maker:
         self._bounds = coarse_bounds(profile, groups_max)
 
     def judged(self, name: str, plan: Plan, order_of: Callable[[Plan, int], Order]) -> Baseline:
-        """Return a plan with its simulated step, or why it cannot run."""
+        """Return a plan with its simulated step, or the reason why it cannot run."""
         order = order_of(plan, self._micro_batches)
         fitted = self._needs.fit(plan, order)
         if not isinstance(fitted, Plan):
@@ -108,7 +108,7 @@ class _Maker:
         return Baseline(name, fitted, simulated.step_seconds, simulated.bubble, problem)
 
     def balanced_plan(self) -> Plan:
-        """Return a plan with a stage for each device, or fewer of a model of fewer units."""
+        """Return a plan with one stage per device, or fewer if the model has fewer units."""
         stages = min(len(self._devices), len(self._bounds) - 1)
         return Plan(
             tuple(
@@ -200,7 +200,7 @@ class _Maker:
         )
 
     def _balanced(self, stages: int) -> list[tuple[int, int]]:
-        """Return the units of so many stages whose longest takes least at speed 1."""
+        """Divide the units into this many stages so that the longest is as short as possible at speed 1."""
         bounds = self._bounds
         seconds = [
             sum(unit.forward_seconds + unit.backward_seconds for unit in self._profile.units[:bound])

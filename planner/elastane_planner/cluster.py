@@ -1,7 +1,7 @@
 """Devices, and the bandwidth between them.
 
 Links are full duplex, one for each ordered pair of devices: `bandwidth[u][v]` bytes per second from u to v.
-0 means that u cannot send to v at all: no plan needs that link. Directions may differ.
+0 means that u cannot send to v: no plan uses that link. Directions may differ.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VERSION = 1
 class Device(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One device: times of a unit are divided by `speed`. memory_bytes: what a plan may use; None: no limit.
 
-    host_bandwidth (bytes per second, 0: never) and host_memory_bytes (None: no limit) are those of swapping.
+    host_bandwidth (bytes per second, 0: never) and host_memory_bytes (None: no limit) apply to swapping.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Cluster(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def uniform(cls, devices: Sequence[Device], bandwidth: float) -> Cluster:
-        """Return a cluster all of whose links have this bandwidth (bytes per second)."""
+        """Return a cluster whose links all have this bandwidth (bytes per second)."""
         return cls(tuple(devices), tuple((bandwidth,) * len(devices) for _ in devices))
 
     def to_json(self) -> bytes:
@@ -98,7 +98,7 @@ class _Document(msgspec.Struct):
 
 
 def _check_device(device: Device) -> None:
-    """Raise InvalidCluster if a figure of a device cannot be true."""
+    """Raise InvalidCluster if a value of a device is impossible."""
     wrong = {
         "speed": not (math.isfinite(device.speed) and device.speed > 0),
         "memory_bytes": device.memory_bytes is not None and device.memory_bytes <= 0,

@@ -1,12 +1,13 @@
-"""Seconds of a plan's parts: blocks, frames and sums, and the load W of the most loaded of them.
+"""Duration of a plan's parts: blocks, frames and sums, and the load W of the most loaded part.
 
     block      (seconds of its units + a block's overhead) / speed of the device
     frame      boundary bytes / bandwidth of its link
     sums       (n + 1) (r - 1) / r * parameter bytes / least bandwidth, n = ceil(M / r)
 
-The sums are dearer than the 2 (r - 1) / r of an all-reduce of one addend (n = 1): the gradients of every
-micro-batch travel apart, as they must be added in the canonical order of the micro-batches, and neighbours in
-it are on different replicas. A shadow is sent the result: parameter bytes / bandwidth more.
+The sums cost more than the 2 (r - 1) / r of an all-reduce of one addend (n = 1): the gradients of each
+micro-batch are sent separately, because they must be added in the canonical order of the micro-batches, and
+neighbours in that order are on different replicas. Sending the result to a shadow adds parameter bytes /
+bandwidth.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Floor(NamedTuple):
 
 
 class Costs:
-    """What parts of plans cost for one model, one cluster and one number of micro-batches."""
+    """Costs of plan parts for one model, one cluster and one number of micro-batches."""
 
     def __init__(self, profile: Profile, cluster: Cluster, micro_batches: int) -> None:
         """Raises InvalidRequest without a micro-batch."""
@@ -55,7 +56,8 @@ class Costs:
     ) -> tuple[float, float]:
         """Return the seconds of forward and of backward of units [first, end) on a device.
 
-        Recomputation runs the forward again. A swap copies beside the computation: the slower of both counts.
+        Recomputation runs the forward again. A swap copies during the computation: the slower of the two
+        counts.
         """
         speed, profile = self.speeds[device], self.profile
         again = (self._forward[end] - self._forward[first]) / speed
@@ -75,7 +77,7 @@ class Costs:
         return _over(self._boundary[cut - 1], self.cluster.bandwidth[source][target])
 
     def sum_seconds(self, first: int, end: int, devices: Sequence[int], shadows: Sequence[int] = ()) -> float:
-        """Return the seconds in which the gradients of units [first, end) are added over the replicas."""
+        """Return the seconds to add the gradients of units [first, end) over the replicas."""
         replicas, size = len(devices), self._parameters[end] - self._parameters[first]
         seconds = 0.0
         if replicas > 1:
@@ -105,7 +107,7 @@ class Costs:
         return least
 
     def floor(self, stage: Stage) -> Floor:
-        """Return what a stage takes at least. Remembered, as plans of a search have most stages in common."""
+        """Return a lower bound of a stage's time. Cached, because the plans of a search share most stages."""
         key = (stage.first_unit, stage.end_unit, stage.devices, stage.memory)
         floor = self._floors.get(key)
         if floor is None:
@@ -165,7 +167,7 @@ def _sums(values: list[float]) -> list[float]:
 
 
 def _over(size: float, bandwidth: float) -> float:
-    """Return the seconds of `size` bytes: 0 for none, even without a link; else infinite without one."""
+    """Return the seconds to send `size` bytes: 0 for no bytes, otherwise infinite without a link."""
     if not size:
         return 0.0
     return size / bandwidth if bandwidth else inf

@@ -2,7 +2,7 @@
 
     RDO(G) = G if it has one device, else RDO(G1) ++ RDO(G2) with (G1, G2) its least cut by bandwidth
 
-A start and no more: the search swaps devices later. Ties are settled by rank, the place in what is given.
+Only a starting point: the search swaps devices later. Ties are broken by rank, the place in the input.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from elastane_planner.cluster import Cluster
 
-# A quarter of a second of every master's start, if it was imported here.
+# Importing it at the top would add a quarter of a second to every master's start.
 if TYPE_CHECKING:
     import networkx
 
@@ -56,7 +56,7 @@ def groups(cluster: Cluster) -> list[list[int]]:
 
 
 def _halves(graph: networkx.Graph, part: list[int]) -> list[list[int]] | None:
-    """Return the two sides of the least cut, that of the first device first; None if no cut is better."""
+    """Return the two sides of the minimum cut, the first device's side first; None if no cut is better."""
     import networkx
 
     inner = networkx.Graph()

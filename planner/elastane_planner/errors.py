@@ -9,7 +9,7 @@
     ├── TooFewStages      fewer stages are possible than are asked for                too_few_stages
     └── DoesNotFit        no plan keeps to the devices' memory                        does_not_fit
 
-`code` is a word that never changes, `facts` are machine-readable details, `hint` tells people what to do.
+`code` never changes, `facts` are machine-readable details, `hint` tells the user what to do.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class PlanError(Exception):
 
 
 class InvalidProfile(PlanError):  # noqa: N818 - named after the fact, as in elastane_shards
-    """The figures of a model's units cannot be true. `unit` names the first of them."""
+    """A profile has impossible values. `unit` names the first such unit."""
 
     code = "invalid_profile"
 
 
 class InvalidCluster(PlanError):  # noqa: N818
-    """The description of the devices or their links cannot be true."""
+    """The description of the devices or their links is impossible."""
 
     code = "invalid_cluster"
 
 
 class InvalidPlan(PlanError):  # noqa: N818
-    """Stages that do not cover the units in order, a device twice or unknown, ties in two stages."""
+    """Stages do not cover the units in order, separate tied ones, or name a device twice or unknown."""
 
     code = "invalid_plan"
 
@@ -57,12 +57,12 @@ class Disconnected(PlanError):  # noqa: N818
 
 
 class TooFewStages(PlanError):  # noqa: N818
-    """More stages are asked for than units, ties, devices and micro-batches allow: at most `stages_max`."""
+    """More stages are requested than units, ties, devices and micro-batches allow: at most `stages_max`."""
 
     code = "too_few_stages"
 
 
 class DoesNotFit(PlanError):  # noqa: N818
-    """No plan keeps to the devices' memory: `stage`, its `bytes`, and `devices`, the least that would do."""
+    """No plan fits the devices' memory: `stage`, its `bytes`, and `devices`, the smallest count that does."""
 
     code = "does_not_fit"

@@ -1,7 +1,7 @@
-"""A simulated or measured step as a picture: a row for each device, its blocks, frames on their way, sums.
+"""Draws a simulated or measured step: a row for each device with its blocks, frames and sums.
 
-The SVG is written by hand: it has rectangles and text, and needs no plotting library. Colours are told
-apart by most people (Okabe and Ito).
+The SVG has only rectangles and text, so it needs no plotting library. The colours are those of Okabe and
+Ito, which most colour-blind people can distinguish.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCKS_MAX = 20_000
 
 
 def draw(names: Sequence[str], plan: Plan, timeline: Timeline, title: str = "") -> str:
-    """Return the SVG. names: of the cluster's devices. An endless step is drawn without its blocks."""
+    """Return the SVG. names: of the cluster's devices. An endless step is drawn without blocks."""
     shown = [(index, device) for index, stage in enumerate(plan.stages) for device in stage.devices]
     top = {device: _TOP + place * (_ROW + _FRAMES + _GAP) for place, (_, device) in enumerate(shown)}
     bottom = _TOP + len(shown) * (_ROW + _FRAMES + _GAP)

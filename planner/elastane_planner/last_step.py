@@ -1,7 +1,8 @@
-"""A measured step as a timeline, from what each device has noted on its own clock.
+"""A measured step as a timeline, from each device's record on its own clock.
 
-Clocks of devices differ. Where a block seems to begin before what it waits for has ended, its device is moved
-by the least time that mends it, against the stage before; where no time mends all, to the middle.
+Clocks of devices differ. If a block seems to begin before its input was ready, its device's times are shifted
+against the previous stage by the smallest sufficient amount; if no shift satisfies all blocks, by the middle
+of the range.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def measured_timeline(
 ) -> Timeline | None:
     """Return a measured step of a plan; None if a device's blocks are missing, or are not those of the plan.
 
-    told: by device: when it began the step by its clock, and its blocks, in seconds from then. Frames and
+    told: by device: start of the step on its clock, and its blocks, in seconds from then. Frames and
     sums are not measured. Called for the dashboard and `elastane plan`.
     """
     order = blocks(plan, micro_batches)
@@ -59,12 +60,12 @@ def measured_timeline(
 
 
 def is_too_long(plan: Plan, micro_batches: int) -> bool:
-    """True if a device of the plan has more blocks than are told: no step of it is ever known."""
+    """True if a device of the plan has more blocks than workers report: no step is ever measured."""
     return any(2 * -(-micro_batches // len(stage.devices)) > BLOCKS_TOLD_MAX for stage in plan.stages)
 
 
 def _shift(here: Sequence[Span], before: Mapping[Block, Span]) -> float:
-    """Return by how much a device's clock is moved against those of the stage before."""
+    """Return the shift of a device's clock against those of the previous stage."""
     least, most = -math.inf, math.inf
     for span in here:
         kind, stage, micro_batch = span.block

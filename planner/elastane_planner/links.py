@@ -1,4 +1,4 @@
-"""Bandwidth between devices of which only some links were measured."""
+"""Bandwidth between devices when only some links were measured."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def bandwidth_matrix(
 ) -> tuple[tuple[float, ...], ...]:
     """Return `Cluster.bandwidth` of devices on these hosts. measured: bytes per second by (source, target).
 
-    A link that was not measured is as fast as the other direction; without that, as the median of the links
-    of its kind, between hosts or within one, and `UNKNOWN_BYTES_PER_SECOND` where none of these was measured.
-    What cannot be true (0, negative, NaN, infinite) counts as not measured. exact: False: measured links are
+    An unmeasured link gets the bandwidth of the opposite direction; without that, the median of the links of
+    its kind, between hosts or within one, or `UNKNOWN_BYTES_PER_SECOND` if none of these was measured.
+    Impossible values (0, negative, NaN, infinite) count as not measured. exact: False: measured links are
     rounded to `STEPS_PER_DECADE`.
     """
     known = {
@@ -39,10 +39,10 @@ def bandwidth_matrix(
 
 
 def is_bandwidth(value: float) -> bool:
-    """True for bytes per second that a link can have."""
+    """True for a possible bandwidth in bytes per second."""
     return math.isfinite(value) and 1.0 <= value <= 1e15
 
 
 def rounded(value: float) -> float:
-    """Return the bandwidth that a plan reckons with for a measured one."""
+    """Return a measured bandwidth rounded for planning."""
     return float(10.0 ** (round(STEPS_PER_DECADE * math.log10(value)) / STEPS_PER_DECADE))

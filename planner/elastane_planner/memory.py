@@ -12,10 +12,10 @@
                                  w inputs ahead of time, and the gradient of one on its way. And what units
                                  take while they run, beside the stash of those before them
 
-q, the micro-batches in flight, is counted in the order of blocks that is really run. With r replicas, w is
+q, the micro-batches in flight, is counted in the order in which blocks are run. With r replicas, w is
 1 + 2 / r, rounded up: as far as a stage before with as many replicas runs ahead in list ordering
 (`schedule.lags`), less the input in work. A unit's stash has its input and not its output, which is its
-successor's input or sent away; a stage keeps its input at least. A shadow keeps weights, optimizer state and
+successor's input or sent away; a stage keeps at least its input. A shadow keeps weights, optimizer state and
 one sum of gradients.
 """
 
@@ -68,7 +68,7 @@ class Need(NamedTuple):
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """A stage that fits in no way: its device needs `bytes` at least, and has memory_bytes."""
+    """A stage that does not fit: its device needs at least `bytes` and has `memory_bytes`."""
 
     stage: int
     first_unit: int
@@ -79,7 +79,7 @@ class Misfit(msgspec.Struct, frozen=True):
 
 
 class MemoryNeeds:
-    """What stages of one model need on one cluster, with one number of micro-batches."""
+    """Memory needs of one model's stages on one cluster, with one number of micro-batches."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -142,7 +142,7 @@ class MemoryNeeds:
         return (flying + 1) * after + (waiting + 1) * before
 
     def _workspace(self, first: int, end: int) -> int:
-        """Return `workspace_of` units [first, end). Remembered: a search asks again and again."""
+        """Return `workspace_of` units [first, end). Cached, because a search asks repeatedly."""
         known = self._workspaces.get((first, end))
         if known is None:
             known = self._workspaces[first, end] = workspace_of(self._costs.profile.units[first:end])
@@ -168,9 +168,9 @@ class MemoryNeeds:
         return needs
 
     def fit(self, plan: Plan, order: Order | None = None) -> Plan | Misfit:
-        """Return the plan with the cheapest memory of each stage that fits its devices, or what does not fit.
+        """Return the plan with the cheapest memory mode of each stage that fits its devices, or the misfit.
 
-        Cheapest: plain, then what makes the slowest replica's blocks the shorter.
+        Cheapest: plain, then the mode with the shorter blocks on the slowest replica.
         """
         if not self.limited:
             return plan
@@ -196,7 +196,7 @@ class MemoryNeeds:
         return msgspec.structs.replace(plan, stages=tuple(stages))
 
     def does_not_fit(self, misfit: Misfit) -> DoesNotFit:
-        """Return the error that names the stage, its bytes, and the least number of devices that would do."""
+        """Return the error that names the stage, its bytes, and the smallest sufficient number of devices."""
         devices = self._cluster.devices
         limits = [device for device in devices if device.memory_bytes is not None]
         largest = max(limits, key=lambda device: device.memory_bytes or 0)
@@ -228,11 +228,12 @@ class MemoryNeeds:
         )
 
     def least_devices(self, device: Device) -> int | None:
-        """Return the least number of devices like this one with which some plan fits; None: no number does.
+        """Return the smallest number of devices like this one for which a plan fits; None: there is none.
 
         From the last stage to the first: fewest devices for units [l, L) in k stages. A micro-batch more in
         flight is due to the devices behind a stage (`schedule.lags`), so fewest of them are best for it, too.
-        Models of many units are looked at in groups, or with few units a stage: then fewer devices may do.
+        Models of many units are examined in groups, or with few units per stage; fewer devices may then
+        suffice.
         """
         if device.memory_bytes is None:
             return 1
@@ -245,7 +246,7 @@ class MemoryNeeds:
         return min((option for option in options if option is not None), default=None)
 
     def _least(self, device: Device, cuts: Sequence[int], groups_max: int | None = None) -> int | None:
-        """`least_devices` with stages that begin at `cuts` alone, and have at most groups_max between two."""
+        """`least_devices` with stages that begin only at `cuts`, and have at most groups_max groups."""
         groups = len(cuts) - 1
         # With so many stages behind, all micro-batches are in flight (a lag is four times as many at least).
         full = min(groups - 1, -(-self._micro_batches // 4))
@@ -289,17 +290,17 @@ class MemoryNeeds:
         while fewest <= count:
             local = -(-count // fewest)
             most = count if local == 1 else -(-count // (local - 1)) - 1
-            if fits(most):  # and of those that run as many micro-batches each, the more need the less
+            if fits(most):  # with equally many micro-batches per replica, more replicas need less
                 return bisect_left(range(most + 1), True, lo=fewest, key=fits)
             fewest = most + 1
         return None
 
     def _keeps_weights(self, device: Device, first: int, end: int) -> bool:
-        """Return whether there is room for what no number of replicas makes less."""
+        """Return whether the memory that does not shrink with more replicas fits."""
         return _keeps_to(device, self.shadow(first, end))
 
     def _worst_unit(self, device: Device) -> tuple[int, int]:
-        """Return the unit that needs most when each micro-batch has its own device, and its bytes."""
+        """Return the unit that needs most memory if each micro-batch has its own device, and its bytes."""
         needs = [
             min(
                 need.total
@@ -312,7 +313,7 @@ class MemoryNeeds:
         return worst, needs[worst]
 
     def _modes(self, stage: Stage) -> Sequence[Memory]:
-        """Return the ways in which a stage may keep its stash, the cheapest first."""
+        """Return the modes in which a stage may keep its stash, cheapest first."""
 
         def seconds(memory: Memory) -> float:
             return max(

@@ -1,6 +1,6 @@
-"""Bytes that move from one plan to another, and when a better plan is worth them.
+"""Bytes that move from one plan to another, and when a better plan justifies them.
 
-A device that gets a unit needs its parameters, buffers and optimizer state from one that holds it. All pairs
+A device that gets a unit receives its parameters, buffers and optimizer state from a holder. All pairs
 send at once. The objective of a change is
 
     step seconds * steps until the next change + bytes / bandwidth
@@ -23,7 +23,7 @@ GAIN_MIN = 0.02
 
 
 class Move(msgspec.Struct, frozen=True):
-    """A unit that a device needs. source: who sends it; None: nobody holds it, it is loaded or made anew."""
+    """A unit that a device needs. source: the sending device; None: no device holds it, so it is loaded."""
 
     unit: int
     source: int | None
@@ -32,7 +32,7 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Migration(msgspec.Struct, frozen=True):
-    """What it takes to go over to a plan. Seconds count what is sent, not what a checkpoint is read for."""
+    """The moves that a change of plan needs. Seconds include transfers, but not reading a checkpoint."""
 
     moves: tuple[Move, ...]
     bytes: int
@@ -40,7 +40,7 @@ class Migration(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Whether the plan stays as it is, and why, in a sentence for people."""
+    """Decision for a plan, with the reason as a sentence."""
 
     keeps: bool
     reason: str
@@ -61,10 +61,10 @@ def state_bytes(unit: UnitProfile) -> int:
 
 
 def migration(profile: Profile, cluster: Cluster, held: Mapping[int, Set[int]], plan: Plan) -> Migration:
-    """Return what moves if devices hold `held` (device -> units) and the plan is to run.
+    """Return the moves to a plan from what devices hold (`held`: device -> units).
 
-    Each unit comes from the holder whose link is done with it first; the largest are placed first. A unit
-    that nobody holds has no source.
+    Each unit comes from the holder whose link finishes first; the largest units are placed first. A unit
+    without a holder has no source.
     """
     wanted = [
         (unit, device)
@@ -102,7 +102,7 @@ def choose(
     horizon_steps: int,
     gain_min: float = GAIN_MIN,
 ) -> Choice:
-    """Decide between the plan that runs and another, for the steps until the next change is expected.
+    """Decide between the current plan and another, for the steps until the next expected change.
 
     The other wins if it saves more than `gain_min` of the time of those steps, its migration included.
     """

@@ -1,6 +1,6 @@
 """All plans, device orders and schedules of tiny cases, and a lower bound of large ones.
 
-What the search is measured against: it may be slow, and looks at everything that its bound does not rule out.
+The reference for tests of the search: slow, but it examines everything that its bound does not rule out.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def best_plan(
 def least_step_seconds(costs: Costs) -> float:
     """Return a lower bound of the step of every plan on this cluster, memory and links without limit.
 
-    All work on all devices; one micro-batch from end to end; the heaviest unit, whole micro-batches of which
-    are shared by at most all devices.
+    The maximum of: all work divided over all devices; one micro-batch from end to end; the heaviest unit,
+    whose whole micro-batches are divided over at most all devices.
     """
     count, speeds = costs.micro_batches, costs.speeds
     units = len(costs.profile.units)
@@ -183,7 +183,7 @@ class _Orders:
         )
 
     def _least(self, partial: _Partial) -> float:
-        """Return a lower bound of the step that this part can lead to."""
+        """Return a lower bound of the steps that extend this partial order."""
         until = dict(partial.free)
         least = 0.0
         for micro_batch, step in enumerate(partial.following):

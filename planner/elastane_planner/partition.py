@@ -5,8 +5,8 @@
         the load of the link over the cut at l' between r' devices and the next r
         the load of a stage of units [l', l) on devices i - r .. i - 1 of the order
 
-with the loads of `costs`. The least load is not the shortest step: its plans, one for each number of stages,
-are where the search begins. Plans may leave the last devices of the order without a stage.
+with the loads of `costs`. The least load is not the shortest step: the search starts from these plans, one
+for each number of stages. Plans may leave the last devices of the order without a stage.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Fits = Callable[[int, int, tuple[int, ...]], bool]
 
 
 class Grain(NamedTuple):
-    """Where stages may begin, and numbers of replicas, that the programme looks at."""
+    """The cuts and numbers of replicas that the programme examines."""
 
     cuts: tuple[int, ...]
     replicas: tuple[int, ...]
 
 
 def grains(costs: Costs, devices: int, stages_max: int) -> tuple[Grain, ...]:
-    """Return all cuts and numbers of replicas; where that is too much, several looks at a part of them.
+    """Return one grain of all cuts and numbers of replicas, or, if that is too much, several partial ones.
 
-    Those have all stages on one device, on one or two, and on powers of two, each with as many cuts as the
-    bound on operations leaves.
+    The partial ones have all stages on one device, on one or two, and on powers of two, each with as many
+    cuts as the bound on operations allows.
     """
     cuts, most = costs.profile.cuts, min(devices, costs.micro_batches)
     whole = Grain(cuts, tuple(range(1, most + 1)))
@@ -137,7 +137,7 @@ class _Table:
             cell = cell.before
 
     def _cell(self, end: int, devices: int, replicas: int) -> _Cell | None:
-        """Return the best way to put the first `end` parts on so many devices, the last on `replicas`."""
+        """Return the best placement of the first `end` parts on this many devices, the last on `replicas`."""
         if self._stages == 1:
             load = self._load(0, end, devices, replicas) if devices == replicas else inf
             return _Cell(load, 0, replicas, None) if load < inf else None
@@ -156,7 +156,7 @@ class _Table:
         return best
 
     def _load(self, begin: int, end: int, devices: int, replicas: int) -> float:
-        """Return the load of parts [begin, end) on the last `replicas` of so many devices; inf: no room."""
+        """Return the load of parts [begin, end) on the last `replicas` of the devices; inf: does not fit."""
         key = (begin, end, devices, replicas)
         load = self._loads.get(key)
         if load is None:
@@ -167,7 +167,7 @@ class _Table:
         return load
 
     def _link(self, begin: int, devices: int, before: int, after: int) -> float:
-        """Return the load of the links between stages that meet at a part and after so many devices."""
+        """Return the load of the links between stages that meet at a part and after this many devices."""
         size = self._costs.boundary_bytes(self._ends[begin])
         if not size:
             return 0.0

@@ -1,4 +1,4 @@
-"""Reads PipeDream's profiles (graph.txt), and makes models of few units out of those of many.
+"""Reads PipeDream's profiles (graph.txt), and merges units of models that have too many.
 
 A line is a node, `node4 -- Conv2d(...) -- forward_compute_time=1.2, backward_compute_time=2.4,
 activation_size=100.0, parameter_size=20.0` (milliseconds, bytes; a node with several outputs has them in
@@ -40,9 +40,9 @@ def looks_like_graph(text: str) -> bool:
 def read_graph(text: str, *, optimizer_factor: float = ADAM_FACTOR) -> Profile:
     """Return the profile of a graph, a unit for each node in topological order.
 
-    The order is the same for any order of lines: of nodes that are ready, the one with the least number. A
-    unit stashes its inputs, those of several units the first of these. Raises InvalidProfile with the number
-    of the line that cannot be read.
+    The order does not depend on the order of lines: of the ready nodes, the one with the lowest number comes
+    first. A unit stashes its inputs; an input of several units is stashed by the first of them. Raises
+    InvalidProfile with the number of a line that cannot be read.
     """
     nodes: dict[str, UnitProfile] = {}
     edges: list[tuple[str, str]] = []
@@ -76,9 +76,9 @@ def coalesced(profile: Profile, units_max: int) -> Profile:
 def coarse_bounds(profile: Profile, units_max: int) -> list[int]:
     """Return where at most units_max groups of units begin, and the number of units.
 
-    Again and again, two neighbours become one: those that take little time together, and have much to send
-    between them (their seconds over the root of the bytes). So cuts inside a residual block go before those
-    between blocks. Raises InvalidProfile below one unit.
+    Neighbours are merged repeatedly: first those with little time together and much data between them (least
+    seconds / square root of bytes). So cuts inside a residual block disappear before those between blocks.
+    Raises InvalidProfile below one unit.
     """
     if units_max < 1:
         raise InvalidProfile("a model has at least one unit", units_max=units_max)

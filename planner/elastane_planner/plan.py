@@ -1,7 +1,7 @@
 """A plan: stages of consecutive units, each on one or several devices.
 
-Replica j of a stage with r replicas runs the micro-batches j, j + r, ...: always whole ones, since parts
-would change BatchNorm and the order of additions. Devices without a stage stand by.
+Replica j of a stage with r replicas runs the micro-batches j, j + r, ...: always whole ones, since dividing
+them would change BatchNorm and the order of additions. Devices without a stage stand by.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Stage(msgspec.Struct, frozen=True, omit_defaults=True):
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     """Stages in the order of the model, and their shadows.
 
-    Shadows hold a stage's units and apply the same sums, but compute nothing of it (mostly they are replicas
-    of another stage). `shadows` is empty or has a tuple for each stage.
+    Shadows hold a stage's units and apply the same sums, but do not compute it (most are replicas of another
+    stage). `shadows` is empty or has a tuple for each stage.
     """
 
     stages: tuple[Stage, ...]
@@ -62,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
         raise InvalidPlan(f"no stage has unit {unit}", unit=unit)
 
     def check(self, units: int, devices: int, cuts: Sequence[int] | None = None) -> None:
-        """Raise InvalidPlan unless this is a plan of so many units on so many devices.
+        """Raise InvalidPlan unless this is a valid plan for these numbers of units and devices.
 
         cuts: where stages may begin (`Profile.cuts`); None: anywhere.
         """

@@ -22,8 +22,7 @@ _TRANSFER: Final = re.compile(r"(\d+)(SEND|RECV)_(F|B)(\d+)")
 def with_transfers(order: Order, plan: Plan, micro_batches: int) -> str:
     """Return an order as "compute_comms": a frame is sent after its block, and received from then on.
 
-    The places of the transfers are those that torch's own lowering gives them. Raises InvalidPlan for an
-    order that is none of this plan.
+    Transfers are placed as torch's own lowering places them. Raises InvalidPlan for an order of another plan.
     """
     linear(order, plan, micro_batches)
     last = len(plan.stages) - 1
@@ -50,7 +49,7 @@ def with_transfers(order: Order, plan: Plan, micro_batches: int) -> str:
 
 
 def read_schedule(text: str) -> dict[int, tuple[Block, ...]]:
-    """Read either format; row n is device n. Transfers say nothing that blocks do not: they are only checked.
+    """Read either format; row n is device n. Transfers follow from the blocks, so they are only checked.
 
     Raises InvalidPlan for a cell that is neither, a transfer before its block or after the block that needs
     it, and one that is sent and never received or the other way round.
@@ -84,7 +83,7 @@ def read_schedule(text: str) -> dict[int, tuple[Block, ...]]:
         blocks.append(",".join(kept))
     if lost := sorted(sent ^ received):
         raise InvalidPlan(
-            f"a schedule has transfers with one end only: to {', '.join(lost)}", frames=", ".join(lost)
+            f"the schedule has transfers with only one end: to {', '.join(lost)}", frames=", ".join(lost)
         )
     return from_csv("".join(f"{row}\n" for row in blocks))
 
@@ -92,7 +91,8 @@ def read_schedule(text: str) -> dict[int, tuple[Block, ...]]:
 def stages_of(order: Order) -> Mapping[int, tuple[int, ...]]:
     """Return the devices of each stage of an order, replica by replica.
 
-    Raises InvalidPlan where a device runs two stages or replicas do not take turns: no plan of ours is so.
+    Raises InvalidPlan if a device runs two stages or replicas do not take turns: such plans are not
+    supported.
     """
     found: dict[int, dict[int, int]] = {}
     for device in sorted(order):

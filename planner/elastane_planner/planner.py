@@ -1,11 +1,11 @@
-"""The best plan for a model on devices: every stage of the search, within its budget.
+"""Searches for the best plan of a model on devices, within a budget.
 
 - Order of the devices: recursive, by least cuts (`device_order`).
 - Least load: a plan for each number of stages, simulated (`partition`).
 - Local search from each of them (`search`), then device swaps with it from the best.
 - Other orders of devices, rotations and reversals as far as they are cheap: all of the above.
-- Pairs of moves from the best of all, where plans have few neighbours; all plans, where there are few.
-- The plan that runs stays unless another gains enough, what moves included (`migration`).
+- Pairs of moves from the best plan, if plans have few neighbours; all plans, if there are few.
+- The current plan stays unless another gains enough, including the cost of moving (`migration`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PAIRED_MAX, PAIRS_MAX = 8, 60_000
 
 
 class Gain(NamedTuple):
-    """What one stage of the search came to: its name, the best step so far, simulations so far."""
+    """Result of one stage of the search: its name, the best step so far, simulations so far."""
 
     search: str
     step_seconds: float
@@ -56,7 +56,7 @@ class Gain(NamedTuple):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A plan, what it takes, and how it was found. `notes` are sentences for people.
+    """A plan, its step time and memory, and how it was found. `notes` are sentences for people.
 
     step_seconds is 0 if no time of a unit is known. memory: by device that holds a unit.
     """
@@ -86,9 +86,9 @@ def make_plan(
 ) -> Answer:
     """Return the plan with the shortest predicted step that was found. Called by masters and `elastane plan`.
 
-    stages: least and most (None: no bound). shadows: copies of each unit beside the first. barred: devices
-    that may not hold a unit, but have them to give. keep: the plan that runs. held: units by device, for what
-    moves; None: those of `keep`. horizon_steps: until the next change of the plan, for which a move must pay.
+    stages: minimum and maximum (None: no bound). shadows: further copies of each unit. barred: devices that
+    only give their units away. keep: the current plan. held: units by device, to compute moves; None: those
+    of `keep`. horizon_steps: steps until the next expected change, within which a move must pay off.
     seconds: a clock, for `budget_seconds` of search; simulations_max bounds it by count. Without a clock the
     answer is the same in every process; it never depends on the order in which devices are given.
     Raises InvalidRequest, InvalidPlan, Disconnected, TooFewStages and DoesNotFit.
@@ -102,7 +102,7 @@ def make_plan(
             msgspec.structs.replace(unit, forward_seconds=1.0, backward_seconds=2.0) for unit in profile.units
         )
         known = Profile(tuple(units))
-        notes.append("no time of a unit is known: all were taken for equally long")
+        notes.append("no time of a unit is known: all are assumed to take equally long")
     ranking = _Ranking(cluster)
     if seconds is None and simulations_max is None:
         size = BLOCKS_OVERHEAD + 2 * micro_batches * min(high, len(profile.units))
@@ -210,7 +210,7 @@ class _Search:
         return self._climbed(found[: self._pairs_from(found[0].plan)], self._two_moves)
 
     def _exhausted(self, found: list[Judged]) -> list[Judged]:
-        """Look at all plans, devices that are alike in one order."""
+        """Try all plans, with equal devices in one order only."""
         judge, bounds, best = self._judge, self._bounds, found[0]
         seen = set()
         for used in range(len(bounds.devices), 0, -1):
@@ -227,23 +227,23 @@ class _Search:
         return [best]
 
     def _count(self) -> int:
-        """Return how many plans there are, or a little more: every order of devices by itself."""
+        """Return an upper bound of the number of plans, counting every order of devices."""
         cuts, devices = len(self._bounds.cuts), len(self._bounds.devices)
         return sum(perm(devices, used) * comb(used - 1 + cuts, used - 1) for used in range(1, devices + 1))
 
     def _pairs_from(self, plan: Plan) -> int:
-        """Return from how many plans pairs of moves are tried: fewer or none if they have many neighbours."""
+        """Return from how many plans pairs of moves are tried: fewer if they have many neighbours."""
         near = sum(1 for _ in self._all_moves(bare(plan)))
         return min(PAIRED_MAX, PAIRS_MAX // (near * near + 1))
 
     def _climbed(self, starts: Iterable[Judged], moves: Callable[[Plan], Iterable[Plan]]) -> list[Judged]:
-        """Return where the moves lead from each start."""
+        """Return the local optimum reached from each start."""
         return [climbed(self._judge, start, moves) for start in starts]
 
     def _orders(self) -> list[tuple[int, ...]]:
         """Return orders of the devices: the recursive one, then rotations and reversals of it and the ranks.
 
-        As many as are cheap. Orders in which devices that are alike change places are one.
+        As many as are cheap. Orders that differ only in the places of equal devices count once.
         """
         costs, devices = self._costs, self._bounds.devices
         first = device_order(costs.cluster, devices)
@@ -258,7 +258,7 @@ class _Search:
         return list(distinct.values())[: max(1, most)]
 
     def _starts(self, order: tuple[int, ...]) -> list[Judged]:
-        """Return plans to begin with, the best first."""
+        """Return starting plans, best first."""
         found = self._judged(self._partitions(order))
         if self._keep is not None and self._is_plan(self._keep):
             found += self._judged([bare(self._keep)])
@@ -270,7 +270,7 @@ class _Search:
         return _distinct(found)
 
     def _partitions(self, order: tuple[int, ...]) -> list[Plan]:
-        """Return the plans of least load; with limits to memory, also those of stages that fit, or may."""
+        """Return the plans of least load; with memory limits, also those of stages that fit or may fit."""
         rooms: list[Fits | None] = [None]
         if self._needs.limited:
             rooms += [self._room(flying_all) for flying_all in (False, True)]
@@ -288,7 +288,7 @@ class _Search:
         return [judged for plan in plans if (judged := self._judge.judge(plan)) is not None]
 
     def in_order(self, plan: Plan) -> Plan:
-        """Return the plan with devices that may stand for each other in the order of their ranks."""
+        """Return the plan with interchangeable devices in the order of their ranks."""
         free: dict[int, list[int]] = {}
         for device in reversed(self._bounds.devices):
             free.setdefault(self._alike[device], []).append(device)
@@ -332,19 +332,19 @@ class _Search:
         return with_shadows(self._costs, self._needs, plan, self._shadows, self._bounds.devices)
 
     def _kept(self, best: Judged) -> Judged | None:
-        """Return the plan that runs if nothing gains enough over it; None if it goes."""
+        """Return the current plan if no other gains enough over it; None if it is replaced."""
         keep = self._keep
         if keep is None:
             return None
         if not self._is_plan(keep) or isinstance(self._needs.fit(keep), Misfit):
-            self.notes.append("the plan that runs cannot go on: its devices, stages or memory are others now")
+            self.notes.append("the current plan no longer fits: its devices, stages or memory have changed")
             return None
         if copies_missing(keep, self._shadows) and not copies_missing(best.plan, self._shadows):
-            self.notes.append("the plan that runs has fewer copies of its units than are asked for")
+            self.notes.append("the current plan has fewer copies of its units than requested")
             return None
         running = step_seconds(self._costs, keep)
         if best.plan == keep:
-            self.notes.append("the plan that runs is the best that was found")
+            self.notes.append("the current plan is the best one found")
             return best
         costs = self._costs
         moving = migration(costs.profile, costs.cluster, self._held or {}, best.plan)
@@ -353,7 +353,7 @@ class _Search:
         return Judged(keep, running, running) if choice.keeps else None
 
     def _is_plan(self, plan: Plan) -> bool:
-        """Return whether a plan is one within the bounds."""
+        """Return whether a plan is within the bounds."""
         costs, bounds = self._costs, self._bounds
         try:
             plan.check(len(costs.profile.units), len(costs.cluster.devices), bounds.cuts)
@@ -366,7 +366,7 @@ class _Search:
         self.gains.append(Gain(search, found[0].step_seconds, self._judge.simulations))
 
     def _tell(self, looks: Iterable[Grain]) -> None:
-        """Say what was coarsened."""
+        """Note what was coarsened."""
         cuts, most = self._bounds.cuts, min(len(self._bounds.devices), self._costs.micro_batches)
         for look in looks:
             if len(look.cuts) < len(cuts) or len(look.replicas) < most:
@@ -396,7 +396,7 @@ class _Ranking:
         return tuple(sorted(self.rank[device] for device in devices))
 
     def held_by_ranks(self, held: Mapping[int, Set[int]]) -> dict[int, Set[int]]:
-        """Return what devices hold, by rank. Devices that are gone have nothing to give."""
+        """Return what devices hold, by rank, without devices that are gone."""
         return {self.rank[device]: units for device, units in held.items() if device in self.rank}
 
     def plan_to_ranks(self, plan: Plan) -> Plan:
@@ -428,7 +428,7 @@ def _allowed(cluster: Cluster, barred: Set[int]) -> list[int]:
 
 
 def _alike(cluster: Cluster, held: Mapping[int, Set[int]]) -> tuple[int, ...]:
-    """Return a number by device, the same for devices that may stand for each other."""
+    """Return a number for each device, equal for interchangeable devices."""
     bandwidth, count = cluster.bandwidth, len(cluster.devices)
 
     def same(u: int, v: int) -> bool:
@@ -459,7 +459,7 @@ def _checked(
     barred: Set[int],
     horizon_steps: int,
 ) -> tuple[int, int]:
-    """Return the least and the most stages that are possible. Raises PlanError."""
+    """Return the minimum and maximum possible number of stages. Raises PlanError."""
     for name, value, least in (
         ("micro_batches", micro_batches, 1),
         ("least number of stages", stages[0], 1),

@@ -1,7 +1,7 @@
 """A model's units: their times and bytes.
 
 A unit is a consecutive part of a model that is never cut. Times are those of one micro-batch on a device of
-speed 1. Written as JSON that people may edit; `version` tells a reader what it cannot know yet.
+speed 1. Stored as JSON that people may edit; `version` lets readers refuse newer formats.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _OVERHEADS = ("forward_overhead_seconds", "backward_overhead_seconds")
 class UnitProfile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Figures of one unit, finite and not negative. 0 seconds: not measured, or nothing to do.
 
-    boundary_bytes is the output of one micro-batch (and the size of its gradient), activation_bytes what
-    backward needs of one micro-batch, workspace_bytes what a forward or backward takes beside that while it
-    runs. Units with the same tie > 0 share parameters, and so a stage.
+    boundary_bytes: output of one micro-batch (also the size of its gradient). activation_bytes: kept for the
+    backward of one micro-batch. workspace_bytes: further memory used while a forward or backward runs. Units
+    with the same tie > 0 share parameters, and so a stage.
     """
 
     name: str
@@ -42,9 +42,9 @@ class UnitProfile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 def workspace_of(units: Sequence[UnitProfile]) -> int:
-    """Return what units in a row take while they run, beside their stash.
+    """Return the memory that consecutive units use while they run, beside their stash.
 
-    A unit runs, forward or backward, when the stash of the units behind it is not there yet, or no more.
+    While a unit runs, forward or backward, the stash of the units after it does not exist yet or any more.
     """
     most = behind = 0
     for unit in reversed(units):
@@ -56,7 +56,7 @@ def workspace_of(units: Sequence[UnitProfile]) -> int:
 class Profile(msgspec.Struct, frozen=True, dict=True):
     """The units of a model, in order. Construction raises InvalidProfile.
 
-    Overheads are what a forward or backward block takes beside its units, however many they are: frames,
+    Overheads: time of a forward or backward block beside its units, independent of their number: frames,
     generators, bookkeeping. 0: not measured.
     """
 
@@ -91,7 +91,7 @@ class Profile(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
-        """Indices of units before which a stage may begin, but for the first: nowhere between tied units."""
+        """Indices of units before which a stage may begin, except the first: never between tied units."""
         last = {unit.tie: index for index, unit in enumerate(self.units) if unit.tie}
         cuts, until = [], 0
         for index, unit in enumerate(self.units):
@@ -102,7 +102,7 @@ class Profile(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def measured(self) -> bool:
-        """Whether any time is known."""
+        """True if any time is known."""
         return any(unit.forward_seconds or unit.backward_seconds for unit in self.units)
 
     def to_json(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Why a step takes as long as it does: the stage or link that has most to do, in words."""
+"""Explains the duration of a step: the most loaded stage or link, in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARE_TOLD = 0.4
 
 
 class Slowest(msgspec.Struct, frozen=True):
-    """What bounds a step: a stage's blocks, its sums, or the link before stage `stage` (kind "link").
+    """The bottleneck of a step: a stage's blocks, its sums, or the link before stage `stage` (kind "link").
 
     seconds: of one step. reason: a sentence for people.
     """
@@ -29,7 +29,7 @@ class Slowest(msgspec.Struct, frozen=True):
 
 
 def slowest(costs: Costs, plan: Plan, step_seconds: float) -> Slowest:
-    """Return the stage or link with most to do in a step, and why: for `elastane plan` and the dashboard."""
+    """Return the most loaded stage or link of a step, and why: for `elastane plan` and the dashboard."""
     found = [option for index in range(len(plan.stages)) for option in _of_stage(costs, plan, index)]
     found += [_of_link(costs, plan, index) for index in range(1, len(plan.stages))]
     worst = max(found, key=lambda option: option.seconds)
@@ -41,7 +41,7 @@ def slowest(costs: Costs, plan: Plan, step_seconds: float) -> Slowest:
 
 
 def stage_seconds(costs: Costs, plan: Plan, index: int) -> float:
-    """Return the seconds of a step in which the busiest replica of a stage computes."""
+    """Return the computing time per step of a stage's busiest replica, in seconds."""
     stage = plan.stages[index]
     local = -(-costs.micro_batches // stage.replicas)
     return local * max(
@@ -111,7 +111,7 @@ def names_of(cluster_names: Sequence[str], devices: Sequence[int]) -> str:
 
 
 def _follows(before: str, name: str) -> bool:
-    """Return whether a name is the one before with its number one higher."""
+    """Return whether a name is the previous one with its number increased by one."""
     stem = before.rstrip("0123456789")
     digits = before[len(stem) :]
     return bool(digits) and name == stem + str(int(digits) + 1).zfill(len(digits))

@@ -1,7 +1,7 @@
 """The order in which each device runs the blocks of a step.
 
 A block is the forward (F) or the backward (B) of one micro-batch on one stage. The order is the same in the
-simulator, in the executor and in pictures; it depends on the plan's shape alone, never on times.
+simulator, in the executor and in pictures; it depends only on the plan's shape, never on times.
 
 `blocks` is the list ordering of SPP (INFOCOM 2022), in which a micro-batch passes 4S - 3 places: forward and
 send of stages 0..S-2 in turn, both blocks of the last stage as one, then send and backward back to stage 0.
@@ -47,7 +47,7 @@ def blocks(plan: Plan, micro_batches: int) -> dict[int, tuple[Block, ...]]:
 
 
 def lags(replicas: Iterable[int]) -> tuple[int, ...]:
-    """Return, by stage, how many micro-batches later a forward stands that is due with a backward."""
+    """Return, by stage, how many micro-batches a forward is ahead of the backward in the same pass."""
     counts = list(replicas)
     last = len(counts) - 1
     return tuple(
@@ -69,7 +69,7 @@ def in_flight(replicas: Iterable[int], micro_batches: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def listed(replicas: tuple[int, ...], micro_batches: int) -> tuple[Block, ...]:
-    """Return all blocks of a step in list ordering: each comes after those that it waits for."""
+    """Return all blocks of a step in list ordering: each comes after its inputs."""
     due: list[tuple[int, int, Block]] = []
     last = len(replicas) - 1
     forward_pass = 0
@@ -89,7 +89,7 @@ def gpipe(plan: Plan, micro_batches: int) -> dict[int, tuple[Block, ...]]:
 
 
 def one_f_one_b(plan: Plan, micro_batches: int) -> dict[int, tuple[Block, ...]]:
-    """Return PipeDream's 1F1B: as many forwards ahead as the devices from here on keep busy, then in turn.
+    """Return PipeDream's 1F1B: enough forwards first to keep later devices busy, then alternating.
 
     Without replicas a stage keeps min(M, S - stage) micro-batches in flight.
     """
@@ -99,10 +99,9 @@ def one_f_one_b(plan: Plan, micro_batches: int) -> dict[int, tuple[Block, ...]]:
 
 
 def linear(order: Order, plan: Plan, micro_batches: int) -> tuple[Block, ...]:
-    """Return all blocks of an order in a sequence in which each comes after those that it waits for.
+    """Return all blocks of an order as one sequence in which each comes after its inputs.
 
-    Raises InvalidPlan if a block is missing, twice or on another device than the plan says, or if devices
-    would wait for each other for ever.
+    Raises InvalidPlan if a block is missing, duplicated or on the wrong device, or if devices would deadlock.
     """
     last = len(plan.stages) - 1
     done: set[Block] = set()
@@ -123,7 +122,7 @@ def linear(order: Order, plan: Plan, micro_batches: int) -> tuple[Block, ...]:
                 sequence.append(block)
                 progress = True
     if stuck := [str(own[-1]) for own in left.values() if own]:
-        raise InvalidPlan(f"an order never ends: {', '.join(stuck)} wait for later blocks, or for none")
+        raise InvalidPlan(f"the schedule never ends: {', '.join(stuck)} wait for later blocks, or for none")
     if len(done) != 2 * micro_batches * (last + 1):
         raise InvalidPlan(f"an order has {len(done)} of {2 * micro_batches * (last + 1)} blocks")
     return tuple(sequence)
@@ -135,9 +134,9 @@ def to_csv(order: Order) -> str:
 
 
 def from_csv(text: str) -> dict[int, tuple[Block, ...]]:
-    """Read torch's CSV ("compute_only"); row n is device n. Raises InvalidPlan for a cell that is no block.
+    """Read torch's CSV ("compute_only"); row n is device n. Raises InvalidPlan for an unknown cell.
 
-    Full backwards alone: I and W, which split one, and transfers are not blocks of ours.
+    Only full backwards are supported: not I and W, which split one, and no transfers.
     """
     order = {}
     for device, row in enumerate(text.splitlines()):
@@ -169,7 +168,7 @@ def _before(block: Block, last: int) -> Block | None:
 
 
 def _warmed_up(plan: Plan, micro_batches: int, ahead: Callable[[int], int]) -> dict[int, tuple[Block, ...]]:
-    """Return the order in which each replica runs so many forwards, then a backward and a forward in turn."""
+    """Return the order in which each replica runs some forwards, then alternates backward and forward."""
     order: dict[int, tuple[Block, ...]] = {}
     for index, stage in enumerate(plan.stages):
         for replica, device in enumerate(stage.devices):
@@ -184,7 +183,7 @@ def _warmed_up(plan: Plan, micro_batches: int, ahead: Callable[[int], int]) -> d
 
 
 def _by_device(plan: Plan, sequence: Iterable[Block]) -> dict[int, tuple[Block, ...]]:
-    """Deal a sequence of blocks out to the devices that run them."""
+    """Distribute a sequence of blocks to the devices that run them."""
     order: dict[int, list[Block]] = {device: [] for device in plan.devices}
     for block in sequence:
         order[plan.stages[block.stage].replica_of(block.micro_batch)].append(block)

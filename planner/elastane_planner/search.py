@@ -1,8 +1,8 @@
-"""Local search around a plan, with the simulated step as judge.
+"""Local search around a plan, judged by the simulated step.
 
 The plans of the dynamic programme have the least load, which is not the shortest step. From each of them the
 search moves boundaries by one and two, replicas from stage to stage, both at once, merges and splits stages,
-and swaps devices, as long as something is gained. Deterministic unless the judge's time runs out.
+and swaps devices, as long as the step improves. Deterministic unless the time budget runs out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPLITS = 3
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A plan with its memory settled. objective: seconds of a step, and a step's share of what moves."""
+    """A plan with memory modes chosen. objective: seconds of a step, plus a step's share of the moves."""
 
     plan: Plan
     objective: float
@@ -40,9 +40,9 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Judge:
-    """Simulates plans, each once, until the budget is spent: but a first one that fits in any case.
+    """Simulates plans, each once, until the budget is spent, but always finds one plan that fits.
 
-    Made once for a search. `misfit` is the plan that lacks least memory of those that did not fit.
+    Created once for a search. `misfit`: of the plans that did not fit, the one that lacks least memory.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Judge:
         seconds: Callable[[], float] | None = None,
         seconds_max: float = inf,
     ) -> None:
-        """dress: adds the shadows. held: what devices hold now, for what moves; None: nothing counts.
+        """dress: adds the shadows. held: what devices hold now, to count moves; None: moves are free.
 
-        seconds: a clock, and the time on it at which the budget ends; None: there is no end.
+        seconds: a clock, and the time on it at which the budget ends; None: no time limit.
         """
         self.costs = costs
         self.simulations = 0
@@ -74,7 +74,7 @@ class Judge:
         self.allow(1.0)
 
     def allow(self, share: float) -> None:
-        """From now on use up to this share of what is left of the budget."""
+        """Allow the use of this share of the remaining budget from now on."""
         self._simulations_end = self.simulations + share * (self._simulations_max - self.simulations)
         self._looks_end = self._looks + share * (LOOKS * self._simulations_max - self._looks)
         if self._seconds is not None:
@@ -83,7 +83,7 @@ class Judge:
         self.spent = False
 
     def ended(self) -> bool:
-        """Return whether what was allowed is spent, and note it."""
+        """Return whether the allowed share is spent, and record it."""
         late = self._seconds is not None and self._seconds() >= self._seconds_end
         many = self.simulations >= self._simulations_end or self._looks >= self._looks_end
         if not self.simulations:
@@ -92,9 +92,9 @@ class Judge:
         return self.spent
 
     def judge(self, plan: Plan, below: float = inf) -> Judged | None:
-        """Return what a plan comes to if that is below a bound; None too if it does not fit or cannot run.
+        """Return a judged plan if it is below a bound; None also if it does not fit or cannot run.
 
-        A plan whose lower bound is not below is not simulated. After the budget is spent nothing new is.
+        Plans whose lower bound is not below are not simulated, nor are new plans after the budget is spent.
         """
         if plan not in self._known:
             least = self._least.get(plan)
@@ -123,7 +123,7 @@ class Judge:
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What plans may look like: number of stages, where they may begin, devices that may compute."""
+    """Constraints of plans: number of stages, allowed cuts, devices that may compute."""
 
     stages_min: int
     stages_max: int
@@ -132,7 +132,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 def climbed(judge: Judge, start: Judged, moves: Callable[[Plan], Iterable[Plan]]) -> Judged:
-    """Return the plan at which no move gains any more; of a plan's moves the first that gains is taken."""
+    """Return the plan that no move improves; of a plan's moves the first improvement is taken."""
     best, improved = start, True
     while improved and not judge.spent:
         improved = False
@@ -147,7 +147,7 @@ def climbed(judge: Judge, start: Judged, moves: Callable[[Plan], Iterable[Plan]]
 
 
 def bare(plan: Plan) -> Plan:
-    """Return a plan's stages and devices alone, without what the judge settles: memory and shadows."""
+    """Return only a plan's stages and devices, without the judge's choices: memory and shadows."""
     return Plan(tuple(Stage(stage.first_unit, stage.end_unit, stage.devices) for stage in plan.stages))
 
 
@@ -156,7 +156,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 def neighbours(plan: Plan, bounds: Bounds, costs: Costs) -> Iterator[Plan]:
-    """Yield plans with other boundaries, numbers of replicas or stages; no replica is without micro-batch."""
+    """Yield plans with other boundaries, replica counts or stages; each replica has a micro-batch."""
     for found in _neighbours(plan, bounds, costs):
         if all(stage.replicas <= costs.micro_batches for stage in found.stages):
             yield found
@@ -185,7 +185,7 @@ def _neighbours(plan: Plan, bounds: Bounds, costs: Costs) -> Iterator[Plan]:
 
 
 def swaps(plan: Plan, bounds: Bounds, alike: Sequence[int]) -> Iterator[Plan]:
-    """Yield plans in which two devices have changed places. alike: a number by device, the same if alike."""
+    """Yield plans with two devices swapped. alike: a number for each device, equal if interchangeable."""
     idle = len(plan.stages)
     seats = [(index, device) for index, stage in enumerate(plan.stages) for device in stage.devices]
     seats += [(idle, device) for device in bounds.devices if device not in plan.devices]
@@ -208,7 +208,7 @@ def _built(begins: Sequence[int], groups: Sequence[tuple[int, ...]], units: int)
 
 
 def _shifted(begins: tuple[int, ...], cuts: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield where stages begin if one boundary is moved by one or two cuts, and the stage that it begins."""
+    """Yield stage beginnings with one boundary moved by one or two cuts, and the stage that it begins."""
     for place in range(1, len(begins)):
         at = bisect_left(cuts, begins[place])
         for step in (-1, 1, -2, 2):
@@ -220,7 +220,7 @@ def _shifted(begins: tuple[int, ...], cuts: Sequence[int]) -> Iterator[tuple[int
 
 
 def _moved(groups: Groups, idle: tuple[int, ...]) -> Iterator[Groups]:
-    """Yield groups in which a stage has one replica more, another one or none has one less."""
+    """Yield groups in which one stage has one more replica and at most one other stage has one less."""
     for source, given in enumerate(groups):
         if len(given) > 1:
             for target in range(len(groups)):
@@ -233,7 +233,7 @@ def _moved(groups: Groups, idle: tuple[int, ...]) -> Iterator[Groups]:
 
 
 def _dealt(groups: Groups, source: int, target: int) -> Groups:
-    """Return the groups with one device less for one stage and one more for another, in the same order."""
+    """Return the groups with one device moved from one stage to another, in the same order."""
     counts = [len(group) for group in groups]
     counts[source] -= 1
     counts[target] += 1
@@ -242,7 +242,7 @@ def _dealt(groups: Groups, source: int, target: int) -> Groups:
 
 
 def _split(plan: Plan, bounds: Bounds, idle: tuple[int, ...], costs: Costs) -> Iterator[Plan]:
-    """Yield plans with a stage more: every division of a stage's replicas, cut where the work divides so."""
+    """Yield plans with one stage split: every division of its replicas, with the work divided likewise."""
     units = len(costs.profile.units)
     for place, stage in enumerate(plan.stages):
         inner = [cut for cut in bounds.cuts if stage.first_unit < cut < stage.end_unit]

@@ -1,8 +1,8 @@
-"""Which devices hold a second copy of a stage, so that a death loses no unit.
+"""Chooses the devices that hold further copies of a stage, so that a death loses no unit.
 
-A stage with replicas has copies already. Another is given shadows: devices that compute for other stages or
-none, hold its units too, and apply the same summed gradients. That costs them a stage's memory, and the step
-the bytes of its parameters.
+A stage with replicas already has copies. Other stages get shadows: devices that compute for other stages or
+none, hold the units too, and apply the same summed gradients. Each shadow costs the memory of a stage, and
+each step the transfer of its parameter bytes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from elastane_planner.plan import Plan
 
 
 def with_shadows(costs: Costs, needs: MemoryNeeds, plan: Plan, copies: int, devices: tuple[int, ...]) -> Plan:
-    """Return the plan with shadows, until each stage is held `copies` times beside its first replica.
+    """Return the plan with shadows, so that each stage has `copies` holders besides its first replica.
 
-    Of `devices` those with room come first, then those that hold fewest bytes of others, compute nothing, and
-    have the fastest link. Fewer where there are no more devices.
+    `devices` with room come first, then those that shadow the fewest bytes, compute nothing, and have the
+    fastest link. Fewer copies if devices run out.
     """
     computing, bandwidth = set(plan.devices), costs.cluster.bandwidth
     held: dict[int, int] = {}
@@ -43,7 +43,7 @@ def with_shadows(costs: Costs, needs: MemoryNeeds, plan: Plan, copies: int, devi
 
 
 def copies_missing(plan: Plan, copies: int) -> list[int]:
-    """Return the stages that are held fewer than `copies` times beside their first replica."""
+    """Return the stages with fewer than `copies` holders besides their first replica."""
     return [
         index
         for index, stage in enumerate(plan.stages)

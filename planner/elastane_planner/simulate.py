@@ -1,9 +1,9 @@
 """One step of a plan in virtual time.
 
-Devices run their blocks in order, each as soon as its input is there. Links are full duplex, one for each
+Devices run their blocks in order, each as soon as its input has arrived. Links are full duplex, one for each
 ordered pair of devices, and carry one frame at a time, in the order in which they are made. The sums of a
-stage begin after its last block. What the optimizer does, and batches on their way from and to their homes,
-are not counted. A block takes its units and, where the profile has it, the overhead of a block.
+stage begin after its last block. The optimizer and the transfer of batches from and to the workers that load
+them are not included. A block takes the time of its units and, if profiled, an overhead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from elastane_planner.schedule import Block, Order, linear, listed
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A block on a device, in seconds from the start of the step."""
+    """A block on a device; times in seconds from the start of the step."""
 
     device: int
     block: Block
@@ -31,7 +31,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """A frame on a link: what `block` made, from one device to another."""
+    """A frame on a link: the output of `block`, from one device to another."""
 
     source: int
     target: int
@@ -41,7 +41,7 @@ class Transfer(msgspec.Struct, frozen=True):
 
 
 class Sum(msgspec.Struct, frozen=True):
-    """The sums of a stage's gradients over its replicas, and their way to its shadows."""
+    """The summation of a stage's gradients over its replicas, and their transfer to its shadows."""
 
     stage: int
     start_seconds: float
@@ -67,7 +67,7 @@ def timeline(
 ) -> Timeline:
     """Return the simulated step of a plan; order: None for `schedule.blocks`.
 
-    Raises InvalidPlan for a plan that is none of this profile on this cluster, or an order that never ends.
+    Raises InvalidPlan if the plan does not belong to this profile and cluster, or if the order deadlocks.
     """
     plan.check(len(profile.units), len(cluster.devices), profile.cuts)
     costs = Costs(profile, cluster, micro_batches)
@@ -102,8 +102,8 @@ def step_seconds(costs: Costs, plan: Plan) -> float:
 def least_seconds(costs: Costs, plan: Plan) -> float:
     """Return a lower bound of a plan's step in any order of blocks, quick to compute.
 
-    A device begins when its first micro-batch has come through the stages before it, works through all its
-    own, and the last of them has to go back to stage 0. Shadows are left out.
+    A device begins when its first micro-batch has passed the earlier stages, runs all its micro-batches, and
+    the last one must return to stage 0. Shadows are ignored.
     """
     stages = plan.stages
     first_sums = costs.floor(stages[0]).sums
@@ -127,7 +127,7 @@ def _sum_seconds(costs: Costs, plan: Plan) -> list[float]:
 
 
 class _Recorder:
-    """Takes down what `_run` simulates."""
+    """Records what `_run` simulates."""
 
     def __init__(self, plan: Plan) -> None:
         self.spans: list[Span] = []
@@ -145,7 +145,7 @@ class _Recorder:
 
 
 def _run(costs: Costs, plan: Plan, sequence: Iterable[Block], recorder: _Recorder | None) -> list[float]:
-    """Simulate blocks, each of which comes after those that it waits for; return when each stage ends."""
+    """Simulate blocks, given in an order in which each comes after its inputs; return the ends of stages."""
     stages, count = plan.stages, costs.micro_batches
     last = len(stages) - 1
     replicas = [stage.replicas for stage in stages]

@@ -1,4 +1,4 @@
-"""Money as people read it, out of whole millionths of a currency. Pure."""
+"""Formatting of money, stored as whole millionths of a currency. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def price_text(micros: int, currency: str) -> str:
 
 
 def money_text(micros: int, currency: str) -> str:
-    """ "12.34 USD": to the cent, half of one counts as one."""
+    """ "12.34 USD": rounded to the cent, halves up."""
     cents = (abs(micros) + 5_000) // 10_000
     return f"{'-' if micros < 0 and cents else ''}{cents // 100}.{cents % 100:02d} {currency}"

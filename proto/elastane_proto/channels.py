@@ -1,4 +1,4 @@
-"""Options of every gRPC connection to a master: how a lost peer is noticed, and how one is found again."""
+"""Options of every gRPC connection to a master: detection of lost peers, and reconnection."""
 
 from __future__ import annotations
 

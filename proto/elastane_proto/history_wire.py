@@ -1,6 +1,6 @@
-"""Events of a job's history as messages, and messages as events: field by field, by their names.
+"""Conversion between events of a job's history and messages, field by field, by name.
 
-The messages of history.proto have the names of the structs' tags and fields; a test holds them together.
+The messages of history.proto have the names of the structs' tags and fields; a test compares them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STRUCTS: dict[str, type[HistoryEvent]] = {
 
 
 def fill(message: ring_pb2.Event, event: HistoryEvent) -> None:
-    """Sets what was decided in the message of the event."""
+    """Fill the message of an event."""
     if isinstance(event, UnknownEvent):
         return
     detail = getattr(message, str(event.__struct_config__.tag))
@@ -29,7 +29,7 @@ def fill(message: ring_pb2.Event, event: HistoryEvent) -> None:
 
 
 def dated_event_of(message: ring_pb2.Event) -> DatedEvent:
-    """An event that a master served, of whatever release it is."""
+    """Return an event that a master of any release served."""
     return DatedEvent(
         message.sequence,
         message.time.seconds + message.time.nanos / 1e9,

@@ -1,4 +1,4 @@
-"""The settings of a job, each told once: type, unit, default, bounds, help, and its option of `elastane run`.
+"""The settings of a job, each defined once: type, unit, default, bounds, help, option of `elastane run`.
 
 The master's defaults and checks, the mapping to job.proto (by field name, see `message_codec`), the options
 and variables of `elastane run`, and the defaults of workers and of the ElasticJob are made of this table.
@@ -31,13 +31,13 @@ PRICE_MICROS_MAX: Final = 10**12
 
 #: Which workers may train together; jobs stored before there were levels have the default.
 Determinism = Literal["d0", "d1", "d2"]
-#: With how many workers a job trains: any number in its range, or only the full one.
+#: Numbers of workers with which a job trains: any in its range, or only the maximum.
 Recovery = Literal["elastic", "fixed"]
-#: What becomes of a job that has spent its budget.
+#: What happens to a job that has spent its budget.
 OverBudget = Literal["cheapest", "suspend"]
 #: How a deadline is met with workers that may be reclaimed.
 SpotPolicy = Literal["wide", "uniform"]
-#: What becomes of a push to parameter servers with a NaN or an infinity.
+#: What happens to a push to parameter servers with a NaN or an infinity.
 PsNonfinite = Literal["refuse", "skip", "fail"]
 #: How weights and gradients are sent between workers and parameter servers.
 PsWire = Literal["float32", "bfloat16"]
@@ -295,7 +295,7 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     pipeline_stages_min: Annotated[
         int,
         Setting(
-            "Minimum number of stages of a pipeline, where there are as many workers and units.",
+            "Minimum number of stages of a pipeline, if there are enough workers and units.",
             at_least=1,
             at_most=ESTS_MAX,
             default_text="1",
@@ -304,17 +304,17 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     pipeline_stages_max: Annotated[
         int,
         Setting(
-            "Maximum number of stages of a pipeline; 0: as many as pay.",
+            "Maximum number of stages of a pipeline; 0: as many as are worthwhile.",
             at_least=0,
             at_most=ESTS_MAX,
-            default_text="as many as pay",
+            default_text="as many as are worthwhile",
         ),
     ] = 0
     pipeline_shadows: Annotated[
         int,
         Setting(
-            "Of a script with prepare_pipeline: number of workers that hold the units of a stage with one "
-            "replica beside it, and make the same optimizer steps, so that its death costs only the step in "
+            "For scripts with prepare_pipeline: number of workers that hold the units of a stage with one "
+            "replica as well, and make the same optimizer steps, so that its death costs only the step in "
             "flight.",
             "--shadow",
             "K",
@@ -325,7 +325,7 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     ps_staleness: Annotated[
         int | None,
         Setting(
-            "Of a script with prepare_ps: most tasks that may be applied between a task's pull and its push; "
+            "For scripts with prepare_ps: maximum of tasks applied between a task's pull and its push; "
             "0: one task after the other.",
             "--staleness",
             "S",
@@ -347,7 +347,7 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     ps_replicas: Annotated[
         int,
         Setting(
-            "Copies of each slot at other parameter servers: with 1, the death of one undoes nothing.",
+            "Copies of each slot on other parameter servers: with 1, a death loses no completed task.",
             "--ps-replicas",
             "COUNT",
             at_least=0,
@@ -383,7 +383,7 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     ] = False
     ps_journal: Annotated[
         bool,
-        Setting("Parameter servers write down every push: task, versions pulled, rates.", "--ps-journal"),
+        Setting("Parameter servers log every push: task, versions pulled, rates.", "--ps-journal"),
     ] = False
     ps_return_seconds: Annotated[
         float,

@@ -73,7 +73,7 @@ class LogLimit:
                 event["left_out"], self._left_out = self._left_out, {}
         kind = str(event.get("event"))
         if kind not in self._lines and len(self._lines) >= KINDS_MAX:
-            kind = "(other kinds)"  # texts that are never the same are no kinds
+            kind = "(other kinds)"  # texts that are always different do not count as kinds
         self._lines[kind] = self._lines.get(kind, 0) + 1
         if self._lines[kind] > self._lines_max and method not in ("error", "critical", "exception"):
             self._left_out[kind] = self._left_out.get(kind, 0) + 1
@@ -175,7 +175,7 @@ def configure(
         processors=[LogLimit(lines_per_second), *common, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(stream),
-        cache_logger_on_first_use=False,  # a cached one would write as it was configured then, for ever
+        cache_logger_on_first_use=False,  # a cached logger would keep the configuration of its first use
     )
     if not whole_process:
         return

@@ -1,14 +1,14 @@
-"""Structs as protobuf messages and messages as structs, field by field, by their names.
+"""Conversion between structs and protobuf messages, field by field, by name.
 
-A field of the struct has the message's name for it. Some have another form on the wire:
+A field has the same name in struct and message. Some have a different form on the wire:
 
     x_seconds: float        x: google.protobuf.Duration
     x_at: float             x: google.protobuf.Timestamp, in seconds since the Unix epoch
     Literal["d0", "d1"]     an enum DeterminismLevel: DETERMINISM_LEVEL_D0, DETERMINISM_LEVEL_D1
     None                    an optional field, or the message that holds it, is not set
 
-Whatever names and types do not tell is in the tables of a `Codec`: other names, fields of nested messages,
-checks. A codec builds one function for each pair of a struct and a message, once.
+The tables of a `Codec` define what names and types do not: other names, fields of nested messages,
+checks. A codec builds one function per pair of struct and message, once.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Codec:
         given: tuple[str, ...] = (),
         zero_is_default: bool = False,
     ) -> Callable[..., Struct]:
-        """Return the function that makes the struct of a message and the values of its first fields, `given`.
+        """Return a function that builds the struct from a message; `given`: values of its first fields.
 
         zero_is_default: fields that are zero, empty or unset in the message get the default of the struct, if
         it has one; flags stay as they are sent.
@@ -183,7 +183,7 @@ class Codec:
         raise LookupError(f"{descriptor.name} has no field for {struct.__name__}.{name}")
 
     def _converter(self, field: FieldDescriptor, path: str, hint: Any) -> Convert | None:
-        """Return what makes the struct's value of the message's; None if they are the same."""
+        """Return the function from the message's value to the struct's; None if they are the same."""
         if field.enum_type is not None:
             return _enum_converter(path, field.enum_type)
         if field.message_type is duration_pb2.Duration.DESCRIPTOR:
@@ -239,7 +239,7 @@ class Codec:
         return put
 
     def _setter(self, field_name: str, field: FieldDescriptor, hint: Any) -> Put:
-        """Return what sets a field of a message to a value that is not left out."""
+        """Return a function that sets a field of a message."""
         if field.enum_type is not None:
             numbers = {word: number for number, word in enum_words(field.enum_type).items()}
             return lambda message, value: setattr(message, field_name, numbers[value])
@@ -340,7 +340,7 @@ def _is_plain(field: FieldDescriptor) -> bool:
 
 
 def _fetch(paths: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return what gets all these attributes at once."""
+    """Return a function that gets all these attributes at once."""
     match tuple(paths):
         case ():
             return lambda _: ()
@@ -398,7 +398,7 @@ def _put_written(name: str, write: Convert, set_value: Put) -> Put:
 
 
 def _filling(pairs: Iterable[tuple[str, str]], puts: Iterable[Put]) -> Put:
-    """Return what sets plain fields, (struct's name, message's name), and then the others."""
+    """Return a function that sets plain fields, (struct's name, message's name), and then the others."""
     pairs, puts = tuple(pairs), tuple(puts)
 
     def write(message: Any, struct: Any) -> None:
@@ -413,7 +413,7 @@ def _filling(pairs: Iterable[tuple[str, str]], puts: Iterable[Put]) -> Put:
 
 
 def _put_nested(holder: str, pairs: Iterable[tuple[str, str]]) -> Put:
-    """Return what sets plain fields of a nested message, which is set even if they are all zero."""
+    """Return a function that sets plain fields of a nested message, which is set even if all are zero."""
     write, holder_of = _filling(pairs, ()), attrgetter(holder)
 
     def put(message: Any, struct: Any) -> None:

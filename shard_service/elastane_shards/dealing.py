@@ -1,8 +1,8 @@
 """Dealing of the batches of a rank-unaware sampler to the ESTs, round-robin.
 
-Batch b goes to rank b mod N, as in Hugging Face accelerate's BatchSamplerShard. Every rank must get the same
-number of batches, of the same size where the size is known: the end is filled up with samples from the
-beginning or, with drop_last, an incomplete round is dropped.
+Batch b goes to rank b mod N, as in Hugging Face accelerate's BatchSamplerShard. Every rank gets the same
+number of batches, of the same size if the size is known: the last round is filled up with samples from the
+beginning or, with drop_last, dropped if incomplete.
 
 The sequence may have any length: only two rounds of it are held at a time, the first and the current one.
 """
@@ -44,7 +44,7 @@ def _dealt(
     drop_last: bool,
     first: list[list[T]],
 ) -> Iterator[list[T]]:
-    even = True  # all batches are of batch_size; of the last it is said when it is known to be the last
+    even = True  # all batches have batch_size; the last is checked once it is known to be the last
     held: list[list[T]] = []  # a round, which may be the last one
     for batch in batches:
         even = even and (not held or len(held[-1]) == batch_size)

@@ -2,8 +2,8 @@
 
 A task goes TODO -> DOING -> DONE. A lease that ends otherwise (it expires, its worker is lost, an error is
 reported) returns the task to the front of TODO, or marks it as FAILED after max_attempts failed attempts. An
-epoch starts when all tasks of the one before are DONE or FAILED, so only one epoch has any state; tasks that
-are opened again, as what they had made was lost, may bring earlier ones back.
+epoch starts when all tasks of the previous one are DONE or FAILED, so only one epoch has any state, plus
+earlier ones with reopened tasks, whose results were lost.
 
 Pure: the caller passes the time as `now` (seconds; any origin, the same for all calls). If the clock goes
 back, leases that would now last too long are shortened. The caller keeps requests idempotent, calls `expire`
@@ -83,7 +83,7 @@ class DynamicQueue:
 
     @property
     def reopened(self) -> int:
-        """Number of tasks that were opened again since the beginning."""
+        """Number of tasks reopened since the beginning."""
         return self._reopened.count
 
     @property
@@ -131,11 +131,11 @@ class DynamicQueue:
     ) -> list[TaskLease]:
         """Lease up to `max_tasks` tasks to `worker` until now + lease_seconds; [] if no task is TODO.
 
-        Tasks whose lease has ended come first, then those opened again, then those at the cursor; the last
-        two are fresh, and so are those of the first that `returned`, called with epoch and index, does not
-        know. rng: the worker's RNG states, stored with tasks that were never leased. runs: return the tasks
-        at the cursor as one lease that covers them all, which costs as much as one. fresh_max: at most so
-        many fresh tasks. Raises InvalidRequest.
+        Tasks whose lease has ended come first, then reopened tasks, then those at the cursor. Fresh tasks
+        are the last two kinds, and tasks of the first kind for which `returned(epoch, index)` is False. rng:
+        the worker's RNG states, stored with tasks that were never leased. runs: return the tasks at the
+        cursor as one lease, which costs as much as one task. fresh_max: maximum number of fresh tasks. Raises
+        InvalidRequest.
         """
         if not worker or max_tasks < 0:
             raise InvalidRequest(
@@ -199,7 +199,7 @@ class DynamicQueue:
         A task that exists but was not leased yet is accepted here: the store may have lost the lease.
         `report` does the same check; a caller with several reports in one request checks all of them first.
         """
-        # An open stream may have been longer than the store remembers.
+        # An open stream may have been longer than the store knows.
         beyond = self._splitter.closed and index >= self._splitter.num_tasks
         if not 0 <= epoch < self._settings.epochs or index < 0 or attempt < 1 or beyond:
             raise InvalidRequest(
@@ -240,7 +240,7 @@ class DynamicQueue:
         return Outcome.ACCEPTED
 
     def give_back(self, worker: str, epoch: int, index: int, attempt: int, error: str, now: float) -> Outcome:
-        """End a lease whose holder cannot finish it, through no fault of its own: no attempt is counted.
+        """End a lease that its holder cannot finish through no fault of its own; no attempt is counted.
 
         STALE if `worker` does not hold it. Raises the errors of `check_report`.
         """
@@ -256,7 +256,7 @@ class DynamicQueue:
     def reopen(self, runs: Iterable[tuple[int, int, int]]) -> int:
         """Make DONE tasks TODO again, given as (epoch, start, end); return their number.
 
-        They are leased before all that were never leased. Raises InvalidRequest if one is not DONE.
+        They are leased before tasks that were never leased. Raises InvalidRequest if one is not DONE.
         """
         runs = list(runs)
         for epoch, start, end in runs:
@@ -362,10 +362,10 @@ class DynamicQueue:
         return min((held.deadline for held in firsts if held is not None), default=None)
 
     def done_tasks(self) -> tuple[int, IntervalSet, int, dict[int, IntervalSet]]:
-        """Return what is DONE: (epoch, done, tasks, not_done), not to be changed.
+        """Return the DONE tasks as (epoch, done, tasks, not_done); read only.
 
-        epoch, done: the current one, and its DONE tasks. tasks, not_done: of each epoch before, the number
-        of tasks and, by epoch, those that are not DONE.
+        epoch, done: the current epoch and its DONE tasks. tasks: number of tasks of each earlier epoch.
+        not_done: tasks of earlier epochs that are not DONE, by epoch.
         """
         not_done: dict[int, IntervalSet] = {}
         for epoch, index, _ in self._failed_before:
@@ -381,7 +381,7 @@ class DynamicQueue:
             yield from ((epoch, index) for index in tasks.failed)
 
     def times_reopened(self, epoch: int, index: int) -> int:
-        """How often a task was opened again."""
+        """Number of times that a task was reopened."""
         return self._reopened.times(epoch, index)
 
     def status(self, now: float) -> QueueStatus:
@@ -394,7 +394,7 @@ class DynamicQueue:
             return QueueStatus.HAS_TODO
         if self.complete:
             return QueueStatus.COMPLETE
-        # A lease whose next error is its last ends as FAILED: it would give this worker nothing to do.
+        # A lease on its last attempt would end as FAILED and leave no task for this worker.
         last = self._settings.max_attempts - 1
         comes_back = any(
             len(self._tasks_of(epoch).doing[index].errors) < last for epoch, index in self._overdue(now)
@@ -440,7 +440,7 @@ class DynamicQueue:
     ) -> list[TaskInfo]:
         """List the current epoch's tasks in `state` (None: any) after `after`, ordered by (epoch, index).
 
-        Tasks of earlier epochs that are FAILED, or opened again, come first. At most `limit`; the last one's
+        FAILED and reopened tasks of earlier epochs come first. At most `limit`; the last one's
         (epoch, index) is the next page's `after`. Raises InvalidRequest when limit < 1.
         """
         if limit < 1:
@@ -563,7 +563,7 @@ class DynamicQueue:
         self._now = now
 
     def _epochs(self) -> Iterator[tuple[int, EpochTasks]]:
-        """Yield the epochs that have a state: those that came back, ascending, and the current one."""
+        """Yield the epochs that have a state: those with reopened tasks, ascending, and the current one."""
         yield from self._reopened.epochs.items()
         yield self._epoch, self._tasks
 
@@ -571,7 +571,7 @@ class DynamicQueue:
         return self._tasks if epoch == self._epoch else self._reopened.epochs[epoch]
 
     def _is_done(self, epoch: int, start: int, end: int) -> bool:
-        """True if tasks of an epoch that is over, and did not come back, are all DONE."""
+        """True if all tasks of an epoch that is over, and has no reopened tasks, are DONE."""
         failed = (index for number, index, _ in self._failed_before if number == epoch)
         return not any(start <= index < end for index in failed)
 

@@ -1,6 +1,6 @@
 """The tasks of one epoch, by state: leased, re-queued, DONE, FAILED, and the cursor behind which all are new.
 
-Every task below the cursor is in exactly one of DOING, re-queued, opened again, DONE and FAILED; the tasks
+Every task below the cursor is in exactly one of DOING, re-queued, reopened, DONE and FAILED; the tasks
 from the cursor on were never leased and take no memory. This module knows neither time nor settings:
 `DynamicQueue` passes deadlines in and decides when a task has failed.
 """
@@ -40,8 +40,8 @@ class EpochTasks:
     """State of one epoch's tasks, by index.
 
     counter: the first index that was never leased. doing: in order of leasing, which is the order of
-    deadlines. requeued: the front of TODO as a stack, its last item is leased next. reopened: were DONE,
-    and are TODO again, as if they had never been leased. failed: index -> the errors of its attempts.
+    deadlines. requeued: the front of TODO as a stack, its last item is leased next. reopened: were DONE and
+    are TODO again, as if never leased. failed: index -> the errors of its attempts.
     """
 
     __slots__ = ("counter", "doing", "done", "failed", "reopened", "requeued")
@@ -56,7 +56,7 @@ class EpochTasks:
 
     @classmethod
     def of_ended(cls, num_tasks: int, failed: dict[int, tuple[AttemptError, ...]]) -> EpochTasks:
-        """Return the tasks of an epoch that is over: all DONE but those that are FAILED."""
+        """Return the tasks of an epoch that is over: DONE, except the FAILED ones."""
         tasks = cls()
         tasks.counter, tasks.failed = num_tasks, failed
         tasks.done.add(0, num_tasks)
@@ -81,7 +81,7 @@ class EpochTasks:
     def take_returned(
         self, worker: str, deadline: float, among: Callable[[int], bool] | None = None
     ) -> tuple[int, Held] | None:
-        """Lease the task at the front of the re-queued ones, of those in `among`; None without any."""
+        """Lease the first re-queued task of those in `among`; None if there is none."""
         index = next((index for index in reversed(self.requeued) if among is None or among(index)), None)
         if index is None:
             return None
@@ -93,7 +93,7 @@ class EpochTasks:
         return index, held
 
     def take_fresh(self, worker: str, deadline: float, rng: Parts, num_tasks: int) -> tuple[int, Held] | None:
-        """Lease a task that was opened again, else the one at the cursor; None without either."""
+        """Lease a reopened task, else the one at the cursor; None if there is neither."""
         if self.reopened:
             index = self.reopened.first()
             self.reopened.remove(index, index + 1)

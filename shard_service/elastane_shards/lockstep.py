@@ -210,7 +210,7 @@ class LockstepQueue:
         if not state.committed <= step <= state.settings.steps:
             raise InvalidRequest(f"history at step {state.committed} cannot go on at {step}", step=step)
         tasks = self.requeue()
-        state.requeued -= sum(1 for in_doing, _ in tasks if in_doing < step)  # those are DONE, not TODO again
+        state.requeued -= sum(1 for in_doing, _ in tasks if in_doing < step)  # these are DONE, not TODO again
         state.committed = step
         state.attempts = {kept: attempt for kept, attempt in state.attempts.items() if kept >= step}
         return tasks

@@ -12,11 +12,11 @@ RATE_WINDOW_SECONDS = 30.0
 class Progress(msgspec.Struct, frozen=True):
     """Progress of a queue.
 
-    todo, doing, done, failed: tasks of the current epoch; they add up to `total`, but `total` is 0 while a
-    stream is open, and tasks of earlier epochs that were opened again count in todo and doing too.
-    failed_before: FAILED tasks of earlier epochs. requeued, timed_out, samples_done: since the beginning, as
-    is reopened, the number of DONE tasks that were opened again. samples_per_second: over the last 30 s.
-    eta_seconds: until the last epoch ends; None while it cannot be estimated.
+    todo, doing, done, failed: tasks of the current epoch; they add up to `total`, except that `total` is 0
+    while a stream is open, and todo and doing include reopened tasks of earlier epochs. failed_before: FAILED
+    tasks of earlier epochs. requeued, timed_out, samples_done, reopened (DONE tasks made TODO again): since
+    the beginning. samples_per_second: over the last 30 s. eta_seconds: until the last epoch ends; None while
+    it cannot be estimated.
     """
 
     epoch: int

@@ -1,8 +1,8 @@
-"""Tasks that were DONE and are done again, since what they had made was lost.
+"""Reopened tasks: DONE tasks that must be done again because their results were lost.
 
-Tasks of the current epoch are kept there (`EpochTasks.reopened`); those of epochs that are over come back
-here, each epoch with all its tasks, until they are finished again. How often a task was opened again is kept
-as sets of tasks, one for each time, so that it takes few bytes however many tasks there are.
+Those of the current epoch are in `EpochTasks.reopened`; those of earlier epochs are here, each epoch with
+all its tasks, until they are finished again. The number of times that tasks were reopened is stored as one
+set of tasks for each time, which takes few bytes for any number of tasks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Failed = tuple[int, int, tuple[AttemptError, ...]]
 class ReopenedTasks:
     """Epochs before the current one that have unfinished tasks again.
 
-    epochs: their tasks, ascending by epoch. count: number of tasks opened again since the beginning.
+    epochs: their tasks, ascending by epoch. count: number of tasks reopened since the beginning.
     """
 
     __slots__ = ("_times", "count", "epochs")
@@ -34,7 +34,7 @@ class ReopenedTasks:
         self._times: dict[int, list[IntervalSet]] = {}
 
     def bring_back(self, epoch: int, num_tasks: int, failed: list[Failed]) -> EpochTasks:
-        """Return the tasks of an epoch that is over, taking its FAILED ones out of `failed`."""
+        """Restore the tasks of an epoch that is over; its FAILED ones are removed from `failed`."""
         if epoch not in self.epochs:
             mine = {index: errors for number, index, errors in failed if number == epoch}
             failed[:] = [one for one in failed if one[0] != epoch]
@@ -43,13 +43,13 @@ class ReopenedTasks:
         return self.epochs[epoch]
 
     def put_away(self, num_tasks: int, failed: list[Failed]) -> None:
-        """Leave the epochs that are finished again; their FAILED tasks go back to `failed`."""
+        """Remove the epochs that are finished again; their FAILED tasks go back to `failed`."""
         for epoch in [one for one, tasks in self.epochs.items() if tasks.finished == num_tasks]:
             for index, errors in self.epochs.pop(epoch).failed.items():
                 insort(failed, (epoch, index, errors), key=lambda one: one[:2])
 
     def counted(self, epoch: int, start: int, end: int) -> None:
-        """Count that tasks [start, end) were opened again once more."""
+        """Count one more reopening of tasks [start, end)."""
         self.count += end - start
         levels = self._times.setdefault(epoch, [])
         parts = [(start, end)]
@@ -62,7 +62,7 @@ class ReopenedTasks:
             levels.append(IntervalSet(parts))
 
     def times(self, epoch: int, index: int) -> int:
-        """How often a task was opened again."""
+        """Number of times that a task was reopened."""
         return sum(index in level for level in self._times.get(epoch, ()))
 
     def validate(self, epoch: int, num_tasks: int, max_attempts: int) -> None:
@@ -75,7 +75,7 @@ class ReopenedTasks:
                 raise InvariantViolated("an epoch came back for nothing", epoch=number)
 
     def snapshot(self) -> ReopenedSnapshot | None:
-        """Serialise; None if nothing was ever opened again."""
+        """Serialise; None if nothing was ever reopened."""
         if not self.count:
             return None
         times = {epoch: [level.to_gaps() for level in levels] for epoch, levels in self._times.items()}

@@ -47,7 +47,7 @@ class HeldSnapshot(msgspec.Struct, frozen=True, array_like=True):
 class TasksSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """An `EpochTasks`: cursor, gaps of DONE, leased, re-queued and failed tasks, table of RNG states.
 
-    reopened: gaps of the tasks opened again.
+    reopened: gaps of the reopened tasks.
     """
 
     counter: int
@@ -72,7 +72,7 @@ class TasksSnapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReopenedSnapshot(msgspec.Struct, frozen=True):
-    """A `ReopenedTasks`: epochs with unfinished tasks, and gaps of the tasks opened once, twice, ..."""
+    """A `ReopenedTasks`: epochs with unfinished tasks, and gaps of the tasks reopened once, twice, ..."""
 
     epochs: dict[int, TasksSnapshot]
     times: dict[int, list[list[int]]]

@@ -22,7 +22,7 @@ class TaskState(StrEnum):
 class Outcome(StrEnum):
     """Outcome of a report. ACCEPTED: counted. STALE: its lease has ended; nothing changed.
 
-    RETURNED: not counted, and no attempt: the task is leased again.
+    RETURNED: the task is leased again, without counting an attempt.
     """
 
     ACCEPTED = "accepted"
@@ -57,8 +57,8 @@ class TaskLease(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     with shuffle the worker permutes them. entries: the task's entries of a list source in the order of
     consumption (already permuted).
     attempt: from 1. deadline: seconds, on the clock of `now`. rng: RNG states passed with the first lease of
-    the task, so that a replay draws the same augmentation. number, map_generation: of a queue that pushes,
-    set by its caller: the lease's number, and the slot map that was there.
+    the task, so that a replay draws the same augmentation. number, map_generation: in a queue that pushes,
+    set by its caller: the lease's number, and the generation of the slot map.
     """
 
     epoch: int

@@ -1,8 +1,8 @@
 """Sets of task names, stored as runs: the tasks that a slot has applied.
 
 Tasks are applied nearly in order, so the names of an epoch are few runs, however many tasks it has. Epochs
-of which all is applied, the tasks 0..n-1, differ in nothing but their number and are stored together, so
-that a million epochs take no more than one. What costs memory is tasks in flight and FAILED tasks.
+in which exactly the tasks 0..n-1 are applied are stored together, so that a million epochs take no more than
+one. Only tasks in flight and FAILED tasks cost memory.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class _Epochs:
         return found
 
     def fold(self) -> None:
-        """Store what is even of the epochs before the newest with its like."""
+        """Merge even epochs before the newest into `even`."""
         folded = [epoch for epoch, tasks in self.open.items() if epoch < self.newest and _is_even(tasks)]
         if folded:
             self.even = _joined([*self.even, *(_Even(e, e + 1, self.open.pop(e).count) for e in folded)])
 
     def stored(self, name: str) -> _StoredDataset:
-        """The only form of these names, however they came."""
+        """Return the canonical stored form, independent of the order of additions."""
         even = [_Even(epoch, epoch + 1, tasks.count) for epoch, tasks in self.open.items() if _is_even(tasks)]
         rest = [(epoch, tasks.to_gaps()) for epoch, tasks in sorted(self.open.items()) if not _is_even(tasks)]
         return _StoredDataset(name, _joined([*self.even, *even]), rest)
@@ -196,8 +196,8 @@ class AppliedSet:
         return epochs.tasks(epoch) if epochs is not None else IntervalSet()
 
     def even_until(self, dataset: str, epoch: int, count: int) -> int:
-        """Return the end of the epochs from `epoch` on of which exactly the tasks [0, count) are known to be
-        here, without a look at each; `epoch` itself if that one has to be looked at."""
+        """Return the end of the epochs from `epoch` on in which exactly the tasks [0, count) are known to be
+        applied, without examining each; `epoch` itself if that one has to be examined."""
         epochs = self._names.datasets.get(dataset)
         place = epochs.even_of(epoch) if epochs is not None else -1
         if epochs is None or place < 0 or epochs.even[place].count != count:

@@ -1,13 +1,12 @@
-"""Which processes hold which slots: rendezvous hashing.
+"""Assignment of slots to processes by rendezvous hashing.
 
-Every pair of slot and process has a weight; a slot belongs to the process of the highest (Thaler and
+Every pair of slot and process has a weight; a slot belongs to the process with the highest (Thaler and
 Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM Transactions on Networking 1998). A
-process that joins takes only the slots in which it has the highest, V / (P + 1) on average, and one that
-leaves gives each of its slots to the one ranked next, which with replicas already holds it.
+process that joins takes only the slots for which it ranks first, V / (P + 1) on average; each slot of one
+that leaves goes to the process ranked next, which with replicas already holds it.
 
-Shares are those of random draws: of 64 slots eight processes get 8, give or take 3. Of the words that the
-weights are made of, those were taken with which `ps-0` to `ps-7`, in any number, have shares of 64 slots
-within 28 % of the mean.
+Shares vary like random draws: of 64 slots eight processes get 8 each, give or take 3. The hash's text was
+chosen so that the shares of `ps-0` to `ps-7`, in any number, are within 28 % of the mean for 64 slots.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import msgspec
 from elastane_shards.errors import InvalidRequest
 from elastane_slots.mixing import drawn, text_key
 
-#: Never to be changed: slots would move.
+#: Must never change: slots would move.
 _PURPOSE: Final = "process 2357"
 
 
@@ -33,12 +32,12 @@ class Move(msgspec.Struct, frozen=True):
 
 
 def ranking(slot: int, processes: Iterable[str]) -> list[str]:
-    """Return the processes by their weight for a slot, the highest first, in whatever order they come."""
+    """Return the processes by weight for a slot, highest first; independent of their given order."""
     return [name for _, name in sorted((-_weight(slot, name), name) for name in set(processes))]
 
 
 def holders(slots: int, processes: Iterable[str], copies: int = 1) -> tuple[tuple[str, ...], ...]:
-    """Return, for each slot, its owner and then those with further copies, as far as there are processes.
+    """Return, for each slot, its owner and the holders of further copies, as far as processes suffice.
 
     Raises InvalidRequest if `copies` is below 1.
     """

@@ -1,8 +1,8 @@
-"""What a process knows of the slots it owns, without their weights, and how it judges a push.
+"""State of the slots that a process owns, without their weights, and the judgement of pushes.
 
-A push is first judged, then its gradient is applied, then it is recorded; the caller holds the slot's lock
-from the first to the last, so that of two equal pushes the second is *applied before*. What is judged
-changes nothing, and what cannot be applied is never recorded.
+A push is judged, then its gradient is applied, then it is recorded; the caller holds the slot's lock
+throughout, so that of two equal pushes the second gets APPLIED_BEFORE. Judging changes nothing, and a push
+that cannot be applied is never recorded.
 
     slot not held  ->  MOVED, or NOT_YET if the sender's map is newer
     map from before this process got the slot          ->  OLD_GENERATION
@@ -13,8 +13,7 @@ changes nothing, and what cannot be applied is never recorded.
     more than `staleness_max` tasks since the pull     ->  TOO_OLD
     else                                               ->  APPLIED
 
-The name comes before all that could refuse it: who pushes again what is applied hears that it is, whatever
-has happened meanwhile.
+The name is checked before all reasons for refusal, so that a repeated push always learns that it was applied.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ class _StoredSlot(msgspec.Struct, frozen=True, array_like=True):
 class SlotRecord:
     """One slot: its life, and the names it has applied.
 
-    life: grows whenever it is restored from a snapshot. fence: leases up to this number were granted before
-    that, or have ended: nothing of them is applied any more. since: generation of the map that gave the slot
-    to this process. frozen: nothing is applied any more, as the slot moves. closed: FAILED tasks, which are
-    not applied any more.
+    life: grows whenever it is restored from a snapshot. fence: pushes under leases up to this number are
+    refused, because these were granted before the restore or have ended. since: generation of the map that
+    gave the slot to this process. frozen: pushes are refused while the slot moves. closed: FAILED tasks,
+    whose pushes are refused.
     """
 
     __slots__ = ("applied", "closed", "fence", "frozen", "life", "since")
@@ -59,17 +58,17 @@ class SlotRecord:
 
     @property
     def version(self) -> int:
-        """Number of tasks applied; with the life it tells a state of the slot."""
+        """Number of tasks applied; together with the life it identifies a state of the slot."""
         return self.applied.count
 
     def pulled(self) -> Pulled:
-        """The state that is pulled now. Who reads weights holds the lock until they are copied."""
+        """The state that a pull reads now. The caller holds the lock until the weights are copied."""
         return Pulled(self.life, self.version)
 
     def close(self, name: TaskName) -> bool:
-        """Apply nothing of this task any more; return whether it is applied. Repeating it changes nothing.
+        """Refuse further pushes of this task; return whether it was applied. Idempotent.
 
-        Raises IllegalTransition while the slot is frozen: its set is on its way.
+        Raises IllegalTransition while the slot is frozen, because its set is being transferred.
         """
         if self.frozen:
             raise IllegalTransition("a slot that moves closes no task", hint="ask its new owner")
@@ -79,13 +78,13 @@ class SlotRecord:
         return False
 
     def restored(self, life: int, fence: int, since: int) -> None:
-        """Begin another life, with what the snapshot had applied. Raises IllegalTransition if it is past."""
+        """Begin another life with the names in the snapshot. Raises IllegalTransition for an older life."""
         if life <= self.life and (life, fence) != (self.life, self.fence):
             raise IllegalTransition(f"life {life} does not follow life {self.life}", life=life)
         self.life, self.fence, self.since, self.frozen = life, fence, since, False
 
     def encode(self) -> bytes:
-        """Serialise what belongs to the slot, not to its owner, for a snapshot or a move."""
+        """Serialise the slot's own state, without that of its owner, for a snapshot or a move."""
         stored = _StoredSlot(self.life, self.fence, self.applied.encode(), self.closed.encode())
         return msgspec.msgpack.encode(stored)
 
@@ -118,7 +117,7 @@ class HeldSlots:
     """The slots that one process owns, of `count` in all.
 
     staleness_max: most tasks that may be applied between a task's pull and its push; None: any number.
-    generation: of the newest map that the process was told.
+    generation: of the newest map that the process has received.
     """
 
     def __init__(self, count: int, staleness_max: int | None = None) -> None:
@@ -130,7 +129,7 @@ class HeldSlots:
         self._slots: dict[int, SlotRecord] = {}
 
     def __iter__(self) -> Iterator[int]:
-        """The slots held, in the order they came."""
+        """Iterate over the slots held, in the order in which they were added."""
         return iter(self._slots)
 
     def __contains__(self, slot: int) -> bool:
@@ -140,24 +139,25 @@ class HeldSlots:
         return self._slots[slot]
 
     def hold(self, slot: int, record: SlotRecord) -> None:
-        """Own a slot from now on. Raises InvalidRequest for a number that no slot has."""
+        """Start to own a slot. Raises InvalidRequest for an unknown slot number."""
         self._check_slot(slot)
         self._slots[slot] = record
 
     def release(self, slot: int) -> SlotRecord:
-        """Own a slot no more. Raises InvalidRequest if it is not held."""
+        """Stop owning a slot. Raises InvalidRequest if it is not held."""
         if slot not in self._slots:
             raise InvalidRequest(f"slot {slot} is not held here", slot=slot)
         return self._slots.pop(slot)
 
     def learn(self, generation: int) -> None:
-        """Note the generation of a map; an older one than before is ignored."""
+        """Record the generation of a map; older ones are ignored."""
         self.generation = max(self.generation, generation)
 
     def judge_pull(self, slot: int, lease: int, generation: int) -> Verdict | None:
-        """Return why a pull is refused; None: it is answered. lease: of the task; 0: of an evaluation.
+        """Return why a pull is refused; None if it is allowed. lease: of the task; 0: of an evaluation.
 
-        It waits for the sender's map: what a fence in it refuses must not be applied between pull and push.
+        A pull waits for the sender's map: pushes that a fence in it refuses must not be applied after the
+        pull.
         """
         record = self._slots.get(slot)
         if generation > self.generation:
@@ -171,7 +171,7 @@ class HeldSlots:
     def judge(self, slot: int, push: Push) -> Answer:
         """Return the answer to a push; changes nothing. If it is APPLIED, apply the gradient and `record`.
 
-        Raises InvalidRequest for a slot, a name or numbers that no client sends.
+        Raises InvalidRequest for a slot, name or number that no valid client sends.
         """
         return self.judge_all(push, [(slot, push.pulled)])[0]
 
@@ -197,7 +197,7 @@ class HeldSlots:
         return answers
 
     def record(self, slot: int, push: Push) -> None:
-        """Note that a push judged as APPLIED was applied. Raises IllegalTransition if it may not be now."""
+        """Record that a push judged as APPLIED was applied. Raises IllegalTransition if it may not be now."""
         answer = self.judge(slot, push)
         if answer.verdict is not Verdict.APPLIED:
             raise IllegalTransition(f"a push that is {answer.verdict} was applied", slot=slot)
@@ -225,7 +225,7 @@ class HeldSlots:
         if pulled is None:
             return Verdict.APPLIED, 0
         if pulled.version > record.version:
-            # Of an owner that a store which lost writes has forgotten.
+            # Pulled from an owner that the store, having lost writes, no longer knows.
             return Verdict.RESTORED, 0
         staleness = record.version - pulled.version
         if self._staleness_max is not None and staleness > self._staleness_max:

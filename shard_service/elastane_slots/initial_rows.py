@@ -1,7 +1,7 @@
-"""Values of a new row: a function of (seed, table, id) alone.
+"""Initial values of a row: a function of (seed, table, id) only.
 
-A row is born when it is first asked for, wherever its slot is by then, before or after a restore or a move;
-so its values must depend on nothing else. With K = text_key("initial", seed, table), all modulo 2**64:
+A row is created when it is first requested, on whichever process has its slot then, before or after a restore
+or a move; so its values must depend on nothing else. With K = text_key("initial", seed, table), modulo 2**64:
 
     row key    k = drawn(K, id)
     word n     w(n) = drawn(k, n)
@@ -12,9 +12,9 @@ so its values must depend on nothing else. With K = text_key("initial", seed, ta
                (Irwin-Hall with n = 12: standard deviation `scale`, below 6 * scale everywhere)
     zeros      0.0
 
-Both integers have at most 24 bits, so they are exact as float32, and one rounding, that of the product,
-follows: every IEEE machine and every way to compute it gives the same bits. Logarithms and cosines, of which
-normal numbers are usually made, do not. A table of another type gets these values, rounded to it.
+Both integers have at most 24 bits, so they are exact as float32, and only the product is rounded: every IEEE
+machine and every way to compute it gives the same bits. The logarithms and cosines that usually produce
+normal numbers do not. Tables of another dtype get these values, rounded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SCALE_MIN: Final = 2.0**-80
 
 
 class InitialRows(msgspec.Struct, frozen=True):
-    """How the rows of a table begin.
+    """Initial distribution of a table's rows.
 
     scale: bound of the uniform distribution, standard deviation of the normal one. seed: taken modulo 2**64.
     """
@@ -49,7 +49,7 @@ class InitialRows(msgspec.Struct, frozen=True):
     seed: int = 0
 
     def check(self) -> None:
-        """Raise InvalidSettings for a distribution or a scale that values cannot be made of."""
+        """Raise InvalidSettings for an unknown distribution or an unusable scale."""
         if self.distribution not in WORDS:
             raise InvalidSettings(
                 f"no initial values {self.distribution!r}", hint=f"one of {', '.join(WORDS)}"
@@ -59,12 +59,12 @@ class InitialRows(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> int:
-        """K above: for callers that compute arrays of rows."""
+        """K of the module's text, for callers that compute arrays of rows."""
         return text_key("initial", self.seed & MASK, self.table)
 
     @property
     def unit(self) -> float:
-        """The factor of the integers above, a float32."""
+        """The float32 factor `unit` of the module's text."""
         return _float32(self.scale * 2.0 ** (-24 if self.distribution == "uniform" else -17))
 
     def row(self, row: int, width: int) -> list[float]:

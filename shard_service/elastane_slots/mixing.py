@@ -1,8 +1,8 @@
-"""Integers that are the same in every process and release: the slots' hash, and the draws of initial rows.
+"""Hashing that is stable across processes and releases: for slots, and for draws of initial rows.
 
 All arithmetic is on unsigned 64-bit integers, modulo 2**64, so it can be repeated with arrays of them (numpy
-uint64, or torch int64 with masked shifts). A *key* is made once from text by BLAKE2b; numbers are drawn from
-it by their position, in any order, with the steps of SplitMix64 (Steele, Lea and Flood, "Fast splittable
+uint64, or torch int64 with masked shifts). A *key* is derived once from text by BLAKE2b; numbers are drawn
+from it by position, in any order, with the steps of SplitMix64 (Steele, Lea and Flood, "Fast splittable
 pseudorandom number generators", OOPSLA 2014):
 
     drawn(key, n) = mixed(key + (n + 1) * GOLDEN)
@@ -19,7 +19,7 @@ MASK: Final = 2**64 - 1
 GOLDEN: Final = 0x9E3779B97F4A7C15
 
 
-@lru_cache(maxsize=4096, typed=True)  # a parameter server asks for a table's at every request
+@lru_cache(maxsize=4096, typed=True)  # cached: a parameter server needs a table's key at every request
 def text_key(purpose: str, *parts: str | int) -> int:
     """Return the key of (purpose, parts). Keys of different purposes or parts are unrelated."""
     digest = blake2b(digest_size=8)

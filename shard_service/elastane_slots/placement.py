@@ -1,11 +1,11 @@
-"""Which slot a part of the model belongs to, for the life of the job.
+"""Assignment of model parts to slots, fixed for the life of the job.
 
-Dense tensors are cut into blocks, in the order of their memory, rows of sparse tables are taken one by one;
-both go to slots by a fixed hash. Neither the number of processes nor of workers enters, so it never shows in
-the result. The number of slots does: it is fixed with the job, and another one is another job.
+Dense tensors are cut into blocks in memory order; rows of sparse tables are assigned one by one. A fixed hash
+maps both to slots. The numbers of processes and workers do not enter, so they cannot affect the result. The
+number of slots does, and is fixed with the job.
 
-Blocks begin at multiples of a power of two of elements, so that a cut never divides a vector register: a
-kernel that computed the last few elements of a tensor otherwise would show it in an optimizer's bits.
+Blocks begin at multiples of a power of two of elements, so that a cut never divides a vector register:
+kernels may compute the last few elements of a tensor differently, which would change an optimizer's bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from elastane_shards.errors import InvalidRequest, InvalidSettings
 from elastane_slots.mixing import below, drawn, text_key
 
-#: Number of slots of a job that names none.
+#: Default number of slots of a job.
 SLOTS: Final = 64
 SLOTS_MAX: Final = 4096
 #: Size of a block, in bytes; the last block of a tensor may be smaller.
@@ -39,15 +39,15 @@ class Block(msgspec.Struct, frozen=True):
 
 
 def check_slots(slots: int) -> None:
-    """Raise InvalidSettings unless a model can be divided into so many slots."""
+    """Raise InvalidSettings unless a model can be divided into this many slots."""
     if not 1 <= slots <= SLOTS_MAX:
         raise InvalidSettings(f"{slots} slots", hint=f"between 1 and {SLOTS_MAX}", slots=slots)
 
 
 def blocks(tensor: str, elements: int, element_bytes: int, slots: int) -> Iterator[Block]:
-    """Yield the blocks of a dense tensor in their order; none of a tensor without elements.
+    """Yield the blocks of a dense tensor in order; none for an empty tensor.
 
-    Raises InvalidSettings for a size that no tensor has.
+    Raises InvalidSettings for an impossible size.
     """
     check_slots(slots)
     if elements < 0 or element_bytes not in _ELEMENT_BYTES:

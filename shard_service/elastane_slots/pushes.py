@@ -1,4 +1,4 @@
-"""Pushes as a slot sees them, and what it says to them."""
+"""Pushes to a slot, and a slot's answers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from elastane_slots.tasks import TaskName
 
 
 class Pulled(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Which state of a slot a worker has pulled: its life, and the number of tasks applied by then.
+    """The state of a slot that a worker pulled: its life, and the number of tasks applied by then.
 
-    Of several pulls for one task the first counts.
+    If a task pulls several times, the first pull counts.
     """
 
     life: int
@@ -22,8 +22,8 @@ class Pulled(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Push(msgspec.Struct, frozen=True):
     """A task's push to one slot, without its gradients.
 
-    lease: number of the task's lease, which the master counts up for all leases of a job. generation: of the
-    slot map that the sender has. pulled: None if the push has no gradient for this slot, only its name.
+    lease: number of the task's lease, counted over all leases of a job. generation: of the sender's slot map.
+    pulled: None if the push has no gradient for this slot, only its name.
     """
 
     name: TaskName
@@ -33,7 +33,7 @@ class Push(msgspec.Struct, frozen=True):
 
 
 class Verdict(StrEnum):
-    """What becomes of a push to a slot; nothing changes but by APPLIED.
+    """Verdict on a push to a slot; only APPLIED changes the slot.
 
     Done, for this slot:
       APPLIED: to be applied now. APPLIED_BEFORE: a push of this name was.
@@ -58,11 +58,11 @@ class Verdict(StrEnum):
     NOT_YET = "not_yet"
 
 
-#: With one of these from every slot, a task is done.
+#: A task is done when every slot gives one of these verdicts.
 DONE_VERDICTS = frozenset({Verdict.APPLIED, Verdict.APPLIED_BEFORE})
-#: With one of these from any slot, a task is given back.
+#: A task is given back if any slot gives one of these.
 RETURNED_VERDICTS = frozenset({Verdict.RESTORED, Verdict.TOO_OLD})
-#: After these the same push is sent again.
+#: After one of these the same push is sent again.
 AGAIN_VERDICTS = frozenset({Verdict.FROZEN, Verdict.MOVED, Verdict.OLD_GENERATION, Verdict.NOT_YET})
 
 
@@ -70,8 +70,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     """A slot's answer to a push.
 
     life, version: of the slot, after the push if it is applied; -1 where the slot is not held. staleness:
-    number of tasks applied between the pull and this push. generation: of the map of the process that
-    answers.
+    number of tasks applied between the pull and this push. generation: of the answering process's map.
     """
 
     verdict: Verdict

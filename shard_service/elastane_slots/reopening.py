@@ -1,7 +1,7 @@
-"""Which tasks are done again after a slot went back to a snapshot: those DONE that the snapshot has not.
+"""Tasks to repeat after a slot went back to a snapshot: DONE tasks that the snapshot lacks.
 
-All slots are asked again: those that have a task say *applied before*, so it is applied where it is missing
-and nowhere twice.
+A repeated task is pushed to all slots: those that have it answer APPLIED_BEFORE, so it is applied only where
+it is missing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from elastane_slots.tasks import TaskName, TaskRun
 
 
 class DoneTasks(msgspec.Struct, frozen=True):
-    """The DONE tasks of a data set, as its queue knows them.
+    """The DONE tasks of a dataset, as its queue knows them.
 
-    epoch: the current one; done: of it. tasks: number of tasks of each epoch before. not_done: of these, the
-    tasks that are FAILED, or were opened again and are not DONE yet, by epoch.
+    epoch, done: the current epoch and its DONE tasks. tasks: number of tasks of each earlier epoch. not_done:
+    tasks of earlier epochs that are FAILED, or reopened and not DONE yet, by epoch.
     """
 
     dataset: str
@@ -45,9 +45,9 @@ class DoneTasks(msgspec.Struct, frozen=True):
 
 
 def missing(done: DoneTasks, applied: AppliedSet) -> Iterator[TaskRun]:
-    """Yield the tasks that are DONE and not applied, ascending: to be opened again after a restore.
+    """Yield the tasks that are DONE but not applied, ascending: to be reopened after a restore.
 
-    At a checkpoint there are none.
+    A checkpoint has none.
     """
     epoch = 0
     while epoch <= done.epoch:
@@ -61,9 +61,9 @@ def missing(done: DoneTasks, applied: AppliedSet) -> Iterator[TaskRun]:
 
 
 def surplus(done: DoneTasks, applied: AppliedSet) -> Iterator[TaskRun]:
-    """Yield the tasks of the data set that are applied and not DONE, ascending.
+    """Yield the tasks of the dataset that are applied but not DONE, ascending.
 
-    Those in flight, and what FAILED tasks have left in the slot.
+    These are in flight, or FAILED after they were applied to this slot.
     """
     epoch, last = 0, applied.newest_epoch(done.dataset)
     while epoch <= last:
@@ -77,6 +77,6 @@ def surplus(done: DoneTasks, applied: AppliedSet) -> Iterator[TaskRun]:
 
 
 def _after_equal_epochs(done: DoneTasks, applied: AppliedSet, epoch: int) -> int:
-    """Return the next epoch that has to be looked at: those before it are DONE and applied as a whole."""
+    """Return the next epoch to examine: earlier ones are completely DONE and applied."""
     end = min([done.epoch, *(number for number in done.not_done if number >= epoch)])
     return max(epoch, min(end, applied.even_until(done.dataset, epoch, done.tasks)))

@@ -6,8 +6,8 @@
     owner changes  the slot is copied to its target, frozen for the last part, and switched
     copy           with `copies` of 2, the process ranked second applies every push, too
 
-Every change makes a new map of the next generation; the master stores it before anybody is told. Pure: the
-caller says who is there, and when a copy is complete.
+Every change makes a new map of the next generation; the master stores it before it is sent. Pure: the
+caller reports which processes exist, and when a copy is complete.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ LIFE_MAX: Final = 2**50
 
 
 class SlotPlace(msgspec.Struct, frozen=True):
-    """Where one slot is.
+    """Place of one slot.
 
-    owner: process that pulls and pushes go to; "" while there is none. backup: process with a complete copy,
-    which applies every push before it is answered. target: process that the slot is copied to, to own it.
-    joining: process that it is copied to, to become the backup. begun: generation in which that copy began,
-    which tells it from a later one to the same process. life: grows whenever it is restored; fence: number of
-    a lease, of which, as of those before, nothing is applied any more; restoring: its owner has not read the
-    snapshot yet, or, where nothing was ever applied, the initial values. since: generation in which the owner
-    got it.
+    owner: process that receives pulls and pushes; "" if there is none. backup: process with a complete copy,
+    which applies every push before it is answered. target: process to which the slot is being moved. joining:
+    process that is becoming the backup. begun: generation in which that copy began, which distinguishes it
+    from a later copy to the same process. life: grows whenever the slot is restored. fence: pushes under
+    leases up to this number are refused. restoring: its owner has not yet read the snapshot or, if nothing
+    was ever applied, the initial values. since: generation in which the owner got it.
     """
 
     owner: str = ""
@@ -54,7 +53,7 @@ class SlotPlace(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """A step towards the processes that should hold a slot. kind: "move" to own it, "copy" to back it up."""
+    """A change towards the ranked processes. kind: "move" to own the slot, "copy" to back it up."""
 
     slot: int
     process: str
@@ -69,25 +68,27 @@ class SlotMap(msgspec.Struct, frozen=True):
 
     @classmethod
     def empty(cls, slots: int, life: int = 0) -> SlotMap:
-        """Return the map of a job before its first process: its slots wait for an owner, as lost ones do.
+        """Return the map of a job before its first process: all slots wait for an owner, as lost ones do.
 
-        So whoever owns a slot has it from a snapshot, from a copy, or was told to begin with it; nobody
-        takes a slot that is not there for an empty one. life: of all. Raises InvalidSettings.
+        So every owner gets a slot from a snapshot, from a copy, or with the order to initialise it; a missing
+        slot is never mistaken for an empty one. life: of all slots. Raises InvalidSettings.
         """
         check_slots(slots)
         return cls(0, (SlotPlace(life=life, restoring=True),) * slots)
 
     @property
     def lives_sum(self) -> int:
-        """Sum of the slots' lives. Lives only grow, so a task whose answers have this sum was answered by
-        the present life of every slot."""
+        """Sum of the slots' lives.
+
+        Lives only grow, so answers with this sum come from the current life of every slot.
+        """
         return sum(place.life for place in self.places)
 
     def left(self, process: str, remaining: Collection[str], lease: int, life: int = 0) -> SlotMap:
-        """Take a process out that has died, or has left although it held slots.
+        """Remove a process that has died, or has left although it held slots.
 
         lease: number of the last lease granted so far. remaining: processes that can take its slots. life:
-        least number of a life that begins.
+        lowest number for a new life.
         """
         if process in remaining:
             raise InvalidRequest(f"{process!r} has left, and remains", process=process)
@@ -103,7 +104,7 @@ class SlotMap(msgspec.Struct, frozen=True):
         return self._changed(without)
 
     def adopted(self, processes: Collection[str]) -> SlotMap:
-        """Give slots that wait for an owner, since no process was there, to those that have come."""
+        """Assign slots that wait for an owner to processes that have joined."""
 
         def adopting(slot: int, place: SlotPlace) -> SlotPlace:
             if place.owner or not place.restoring or not processes:
@@ -114,7 +115,7 @@ class SlotMap(msgspec.Struct, frozen=True):
         return self._changed(adopting)
 
     def rewound(self, lease: int, life: int = 0) -> SlotMap:
-        """Have every slot that has an owner read a snapshot again, there. lease, life: as of `left`."""
+        """Order every slot with an owner to be read from a snapshot again. lease, life: as for `left`."""
 
         def restoring(slot: int, place: SlotPlace) -> SlotPlace:
             if not place.owner:
@@ -124,13 +125,13 @@ class SlotMap(msgspec.Struct, frozen=True):
         return self._changed(restoring)
 
     def fenced(self, lease: int) -> SlotMap:
-        """Have no slot apply anything more of leases up to this number."""
+        """Order all slots to refuse pushes under leases up to this number."""
         return self._changed(lambda _, place: msgspec.structs.replace(place, fence=max(place.fence, lease)))
 
     def restored(self, slot: int, process: str, life: int) -> SlotMap:
-        """A slot's owner has read the snapshot, and missing tasks are open again: it is served.
+        """Serve a slot: its owner has read the snapshot, and missing tasks are reopened.
 
-        Raises IllegalTransition if the map has changed its mind meanwhile.
+        Raises IllegalTransition if the slot's place has changed meanwhile.
         """
         place = self.places[slot]
         if not place.restoring or (place.owner, place.life) != (process, life):
@@ -138,9 +139,9 @@ class SlotMap(msgspec.Struct, frozen=True):
         return self._with(slot, msgspec.structs.replace(place, restoring=False))
 
     def wishes(self, processes: Collection[str], copies: int, most: int) -> list[Wish]:
-        """Return what to begin now so that the slots come to the processes that rank highest.
+        """Return the changes to begin now so that slots get to their highest-ranked processes.
 
-        processes: those that stay. most: number of copies under way at a time, with those that are.
+        processes: those that stay. most: maximum number of concurrent copies, including current ones.
         """
         wishes: list[Wish] = []
         if not processes:
@@ -170,10 +171,9 @@ class SlotMap(msgspec.Struct, frozen=True):
     def copied(self, slot: int, process: str, begun: int, staying: Collection[str]) -> SlotMap:
         """A copy is complete: its process owns the slot from now on, or backs it up.
 
-        The old owner is frozen, if it is a move, and stays so until it is told this map; if it is to be
-        backed up, it answers nothing any more before the copy has applied it. begun: as in the map that
-        began the copy. staying: processes that may back the slot up. Raises IllegalTransition if the copy is
-        not wanted any more.
+        After a move the old owner stays frozen until it receives this map; after a backup copy the owner
+        answers pushes only once the backup has applied them. begun: as in the map that began the copy.
+        staying: processes that may back the slot up. Raises IllegalTransition if the copy is obsolete.
         """
         place = self.places[slot]
         if process not in (place.target, place.joining) or not process or begun != place.begun:
@@ -190,18 +190,18 @@ class SlotMap(msgspec.Struct, frozen=True):
         )
 
     def cancelled(self, slot: int) -> SlotMap:
-        """Give up a copy that is under way: the owner serves on."""
+        """Cancel a copy in progress: the owner continues to serve."""
         return self._with(slot, msgspec.structs.replace(self.places[slot], target="", joining="", begun=0))
 
     def backup_lost(self, slot: int, process: str) -> SlotMap:
-        """A backup does not answer its owner, which goes on alone."""
+        """Drop a backup that does not answer its owner, which continues alone."""
         place = self.places[slot]
         if place.backup != process or not process:
             raise IllegalTransition(f"{process!r} does not back slot {slot} up", slot=slot)
         return self._with(slot, msgspec.structs.replace(place, backup=""))
 
     def held_by(self, process: str) -> list[int]:
-        """Slots that a process owns or backs up: it must not leave before it has none."""
+        """Slots that a process owns or backs up; it must not leave while it has any."""
         return [slot for slot, place in enumerate(self.places) if process in (place.owner, place.backup)]
 
     def validate(self) -> None:
@@ -234,7 +234,7 @@ class SlotMap(msgspec.Struct, frozen=True):
 
 
 def _forgetting(place: SlotPlace, process: str) -> SlotPlace:
-    """Without the copies that a process had or was to get."""
+    """Remove the copies that a process had or was about to get."""
     if process in (place.target, place.joining):
         place = msgspec.structs.replace(place, target="", joining="", begun=0)
     return msgspec.structs.replace(place, backup="") if process == place.backup else place

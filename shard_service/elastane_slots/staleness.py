@@ -1,24 +1,24 @@
-"""Stale synchronous parallel as a policy of leases: no push ever waits, and none of a live lease is refused.
+"""Stale synchronous parallel, enforced by leases: no push waits, and no push of a live lease is refused.
 
 The staleness of a task in a slot is the number of tasks applied to the slot between the task's pull and its
 push (Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS
-2013). Whom would a push have to wait for? Two tasks that have both pulled, and may both be overtaken no
-more, would wait for one another. So the limit is kept before anything is pulled: by what is leased.
+2013). If pushes waited, two tasks that have both pulled and have both reached the limit would wait for each
+other. So the limit is enforced before the pull, when tasks are leased.
 
-A task, once leased, may be applied at any moment until it is over. It is *outstanding* while it is leased,
-*returned* when its lease has ended without success: its worker may wake up and push; *closing* when it is
-FAILED and not all slots have said yet that they take no more of it. From then on, and once it is DONE, it is
-finished. Pulls follow the lease, so what can be applied between u's pull and push is
+A leased task may be applied at any moment until it is over. It is *outstanding* while it is leased;
+*returned* when its lease has ended without success, as its worker may still wake up and push; *closing* when
+it is FAILED and some slots have not yet confirmed that they refuse it. After that, and once it is DONE, it is
+finished. Pulls follow the lease, so the number of tasks that can be applied between u's pull and push is
 
     finished since u's lease + others outstanding + returned + closing  <=  limit
 
-No step of a task raises that sum but the first lease of one, which is granted only if it stays within the
-limit for every outstanding task and the new one. A returned task can always be leased again, since it is in
-the sum already; if the queue leases returned tasks first, nothing can come to a standstill.
+Only the first lease of a task raises that sum, and it is granted only if the sum stays within the limit for
+every outstanding task and the new one. A returned task can always be leased again, since it is already in the
+sum; if the queue leases returned tasks first, there is no deadlock.
 
-But for a data set that nobody goes through any more: its returned tasks would keep their place for ever. So
-leases from before all that are outstanding can be *fenced* out: slots take nothing more of them, and their
-tasks are forgotten here. Each counts as finished, as it may have been applied to some slots before, and needs
+The exception is a dataset that no worker iterates over any more: its returned tasks would occupy their places
+for ever. So leases older than all outstanding ones can be *fenced*: slots refuse their pushes, and their
+tasks are removed here. Each counts as finished, as it may have been applied to some slots before, and needs
 room when it is leased again.
 """
 
@@ -31,11 +31,11 @@ from elastane_slots.tasks import TaskName
 
 
 class StalenessGate(msgspec.Struct, kw_only=True):
-    """The tasks of all data sets of a job that push, as far as they can still be applied.
+    """The tasks of all pushing datasets of a job that can still be applied.
 
-    limit: None: none. finished: number of tasks that are over. outstanding: leased tasks, in the order of
-    their leases, with `finished` at that moment. returned, closing: see above; dicts, so that their order
-    is stored, too. leases: number of the newest lease of each that is outstanding or returned.
+    limit: None: no limit. finished: number of finished tasks. outstanding: leased tasks, in the order of
+    their leases, with `finished` at that moment. returned, closing: see the module; dicts, so that their
+    order is stored, too. leases: number of the newest lease of each outstanding or returned task.
     """
 
     limit: int | None = None
@@ -51,9 +51,9 @@ class StalenessGate(msgspec.Struct, kw_only=True):
             raise InvalidSettings(f"a staleness of {self.limit}", hint="0: one task after the other")
 
     def room(self) -> int | None:
-        """Return how many tasks may be leased now for the first time since they were done or begun.
+        """Return how many fresh tasks may be leased now: new ones, or DONE ones reopened.
 
-        None: any number. The same that are returned need no room.
+        None: any number. Returned tasks need no room.
         """
         if self.limit is None:
             return None
@@ -62,9 +62,9 @@ class StalenessGate(msgspec.Struct, kw_only=True):
         return max(0, self.limit + 1 - applicable - (self.finished - oldest))
 
     def leased(self, name: TaskName, lease: int) -> None:
-        """A task was leased, by a number higher than all before.
+        """Record a lease, with a higher number than all before.
 
-        Raises IllegalTransition if it is leased already, or there is no room for it.
+        Raises IllegalTransition if the task is already leased, or there is no room for it.
         """
         if name in self.outstanding or name in self.closing:
             raise IllegalTransition("a task that is leased, or FAILED, was leased", name=name)
@@ -77,49 +77,48 @@ class StalenessGate(msgspec.Struct, kw_only=True):
         self.leases[name] = lease
 
     def done(self, name: TaskName) -> None:
-        """A task became DONE: every slot has applied it.
+        """Record that a task became DONE: every slot has applied it.
 
-        One that is not here was forgotten, with all that was applied of it: it is counted already.
-        Raises IllegalTransition if it is FAILED.
+        A task that is not here was fenced and is already counted. Raises IllegalTransition if it is FAILED.
         """
         if name in self.outstanding or name in self.returned or name in self.closing:
             self._over(name, "DONE")
             self.finished += 1
 
     def gave_back(self, name: TaskName) -> None:
-        """A lease ended without success, and the task will be leased again."""
+        """Record that a lease ended without success; the task will be leased again."""
         if self.outstanding.pop(name, None) is None:
             raise IllegalTransition("a task came back that was not leased", name=name)
         self.returned[name] = None
 
     def failed(self, name: TaskName) -> None:
-        """A task became FAILED; `closed` follows."""
+        """Record that a task became FAILED; `closed` follows."""
         self._over(name, "FAILED")
         self.closing[name] = None
 
     def closed(self, name: TaskName) -> None:
-        """No slot takes any more of a FAILED task. Repeating it changes nothing."""
+        """Record that all slots refuse a FAILED task from now on. Idempotent."""
         if name in self.closing:
             del self.closing[name]
             self.finished += 1  # it may have been applied since the leases that are outstanding
 
     def fence(self, last: int) -> int:
-        """Return up to which number leases can be fenced out. last: of the newest lease of any task."""
+        """Return the number up to which leases can be fenced. last: that of the newest lease of any task."""
         oldest = next(iter(self.outstanding), None)
         return last if oldest is None else self.leases.get(oldest, 0) - 1
 
     def forgettable(self, fence: int) -> list[TaskName]:
-        """Return the returned tasks that have no lease after a fence."""
+        """Return the returned tasks whose newest lease is within a fence."""
         return [name for name in self.returned if self.leases.get(name, fence) <= fence]
 
     def fenced(self, fence: int) -> None:
-        """Whoever is leased from now on pulls from slots that take nothing of leases up to this number."""
+        """Record a fence: slots refuse leases up to this number before any task leased from now on pulls."""
         for name in self.forgettable(fence):
             self._over(name, "forgotten")
             self.finished += 1  # it may have been applied since the leases that are outstanding
 
     def worst(self) -> int:
-        """Highest staleness that a push of an outstanding task can have; 0 without any."""
+        """Highest possible staleness of an outstanding task's push; 0 if there is none."""
         applicable = len(self.outstanding) + len(self.returned) + len(self.closing) - 1
         since = (self.finished - before for before in self.outstanding.values())
         return max(since, default=-applicable) + applicable

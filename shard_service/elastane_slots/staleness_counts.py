@@ -1,6 +1,6 @@
-"""Staleness of pushes as counts: of 0, 1, 2, 3-4, 5-8, ... tasks (doubling). Pure.
+"""Histogram of the staleness of pushes: buckets of 0, 1, 2, 3-4, 5-8, ... tasks (doubling). Pure.
 
-A parameter server counts; commands, metrics and pages show. The last count is unbounded.
+Parameter servers count; commands, metrics and pages show it. The last bucket is unbounded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HOT_TIMES: Final = 2.0
 
 
 def place_of(staleness: int) -> int:
-    """Return the count that a push belongs to."""
+    """Return the bucket of a push."""
     place = staleness if staleness < 2 else (staleness - 1).bit_length() + 1
     return min(place, COUNTS - 1)
 
@@ -24,7 +24,7 @@ def place_of(staleness: int) -> int:
 def quantiles(counts: Sequence[int]) -> tuple[str, str, str]:
     """Return median, 99th percentile and maximum; "-" without a push.
 
-    Where a count stands for several values, they are all named.
+    A bucket with several values is shown as their range.
     """
     total = sum(counts)
     if not total:
@@ -48,7 +48,7 @@ def _at(counts: Sequence[int], rank: float) -> str:
 
 
 def _named(place: int) -> str:
-    """Name the values that one count stands for."""
+    """Return the values of one bucket as text."""
     if place <= 2:
         return str(place)
     low = BOUNDS[place - 1] + 1

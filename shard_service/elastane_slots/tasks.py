@@ -1,4 +1,4 @@
-"""Names of tasks, by which pushes are told apart."""
+"""Names of tasks, which identify pushes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TaskName(NamedTuple):
-    """A task of a dataset. Its attempts share the name: whichever pushes to a slot first is applied there."""
+    """A task of a dataset. Its attempts share the name: in each slot the first push is applied."""
 
     dataset: str
     epoch: int

@@ -101,7 +101,7 @@ class RingChange:
 def ring_changes(events: Iterable[ring_pb2.Event]) -> tuple[list[RingChange], bool]:
     """Return the changes of a job's ring, oldest first, and whether they go back to its beginning.
 
-    With what an operator has asked for, and what ended the job's rings.
+    Includes operators' requests and the causes of the rings' ends.
     """
     dated = [dated_event_of(event) for event in events]
     changes = [
@@ -166,7 +166,7 @@ def _steps(worker: str, events: Iterable[DatedEvent]) -> list[tuple[Link, Histor
     for dated in events:
         fold.take(dated)
         ring, meaning, counts = fold.ring, "", dated.worker == worker
-        # Of a ring that is not stored whole, a worker that is not listed may still be a member.
+        # If a ring was not stored completely, an unlisted worker may still be a member.
         if dated.members is not None and ring is not None and (worker in ring.members or ring.whole):
             now = ring.members.get(worker)
             counts = counts or now != place

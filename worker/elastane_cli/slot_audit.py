@@ -1,17 +1,17 @@
-"""Audit of the slots of a job: has every slot applied exactly what is DONE?
+"""Audit of the slots of a job: has every slot applied exactly the DONE tasks?
 
-It compares what parameter servers hold (`Inspected.record`) with what the master has committed (the audit
-log) and lists as open, and knows nothing of the code that keeps either: the records are decoded here, from
-their bytes, so that it can contradict that code. A record is MessagePack:
+It compares the records of parameter servers (`Inspected.record`) with the master's committed history (the
+audit log) and open tasks. It shares no code with either side and decodes the records from their bytes, so
+that it can detect bugs in them. A record is MessagePack:
 
     [life, fence, applied, closed]            the last two again MessagePack:
-    [1, [[name, even, open], ...]]            a set of tasks, by data set
+    [1, [[name, even, open], ...]]            a set of tasks, by dataset
     even    [start, end, count]               epochs start..end-1 have the tasks 0..count-1
     open    [epoch, [gap, length, ...]]       runs of tasks of an epoch, each after a gap
 
 While a job runs, the two are read one after the other. So a task is missing in a slot only if it was DONE
-before the slots were read, and is not open after them; it is surplus only if it is neither DONE nor open
-after them. Surplus of FAILED tasks is what they have left in a slot, which the master must list.
+before the slots were read and is not open afterwards; it is surplus only if it is neither DONE nor open
+afterwards. FAILED tasks that a slot has applied must be listed by the master.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from elastane_common.errors import ElastaneError
 #: Limit of offending tasks that a result names; the counts are always exact.
 NAMED_MAX: Final = 20
 
-#: A task: data set, epoch, index.
+#: A task: dataset, epoch, index.
 Name = tuple[str, int, int]
 
 
 class SlotAuditError(ElastaneError):
-    """The slots of a job cannot be audited: one is not served, or what it says cannot be read."""
+    """The slots of a job cannot be audited: one is not served, or its record cannot be read."""
 
     code = "ELA493"
 
 
 @dataclass(frozen=True)
 class SlotContent:
-    """What a slot's record says."""
+    """Contents of a slot's record."""
 
     life: int
     fence: int
@@ -51,10 +51,10 @@ class SlotContent:
 
 @dataclass(frozen=True)
 class MasterView:
-    """What the master says of the tasks of all data sets that push.
+    """The master's view of the tasks of all pushing datasets.
 
-    done: committed, and not open again. open: TODO or DOING. failed: FAILED. left: by FAILED task, the slots
-    that keep what it pushed; closing: number of FAILED tasks of which that is not known yet.
+    done: committed, and not reopened. open: TODO or DOING. failed: FAILED. left: for each FAILED task, the
+    slots that keep its gradients; closing: number of FAILED tasks for which this is not known yet.
     """
 
     done: Set[Name]
@@ -92,7 +92,7 @@ class SlotsAudit:
 
     @property
     def ok(self) -> bool:
-        """True if every slot has applied what is DONE, and nothing else but what is known."""
+        """True if every slot has applied all DONE tasks, and no unexplained others."""
         return not any(slot.faults for slot in self.slots)
 
 
@@ -108,7 +108,7 @@ def decode_record(record: bytes) -> SlotContent:
 def audit_slots(
     slots: Mapping[int, SlotContent], lives: Mapping[int, int], before: MasterView, after: MasterView
 ) -> SlotsAudit:
-    """Compare what slots have with what the master says before and after they were read.
+    """Compare the slots' contents with the master's views before and after they were read.
 
     lives: of the map, by slot; if a slot was restored meanwhile, audit again.
     """

@@ -1,4 +1,4 @@
-"""Writes a checkpoint of slots as a state_dict: each tensor and table whole, as of a script without job."""
+"""Writes a checkpoint of slots as a state_dict with complete tensors and tables."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class PartialStateError(ElastaneError):
 
 CHECKPOINTS_FOLDER: Final = "slot-checkpoints"
 _MANIFEST: Final = "manifest"
-#: Ids that are looked at, at a time.
+#: Number of row ids processed at a time.
 _IDS: Final = 2**20
 
 
 def export_state(
     found: ps_pb2.GetSlotsResponse, checkpoint: str, target: Path, *, partial: bool = False
 ) -> dict[str, Any]:
-    """Write a checkpoint as a state_dict to `target`, and return facts of it.
+    """Write a checkpoint as a state_dict to `target`, and return facts about it.
 
-    partial: also without the keys that are in no slot, which the facts name. Raises PartialStateError without
-    it, and SlotSnapshotError if the checkpoint cannot be read from here, or does not fit the job's model.
+    partial: allow missing keys, which are in no slot and are named in the facts; otherwise they raise
+    PartialStateError. Raises SlotSnapshotError if the checkpoint cannot be read, or does not fit the model.
     """
     if not found.HasField("model"):
         raise SlotSnapshotError("the job has no model yet", hint="its script registers one with prepare_ps")
@@ -124,7 +124,7 @@ def _ids_of(spec: ModelSpec, table: int, slot: int) -> Iterator[Ids]:
 
 
 def _shaped(values: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
-    """Give a tensor its shape. With strides, elements are in the order of memory."""
+    """Return a tensor with its shape. With strides, elements are in memory order."""
     if not strides:
         return values.view(shape)
     return values.as_strided(shape, strides)

@@ -1,4 +1,4 @@
-"""Reads what an audit of slots compares: the records at parameter servers, and the master's tasks."""
+"""Reads the inputs of a slot audit: records of parameter servers, and the master's tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from elastane_common.client import MasterClient
 from elastane_common.errors import ElastaneError
 from elastane_proto.v1 import shard_pb2
 
-#: Between two looks at slots that are moving or restored.
+#: Interval between two reads of slots that are moving or being restored.
 _TRY_SECONDS: Final = 0.25
 _NAMED_MAX: Final = 10
 
@@ -39,7 +39,7 @@ def audit_job(client: MasterClient, job: str, timeout_seconds: float) -> SlotsAu
 
 
 def master_view(client: MasterClient, job: str) -> MasterView:
-    """Return what the master says of the tasks of data sets that push. Raises RequestRefusedError."""
+    """Return the master's view of the tasks of pushing datasets. Raises RequestRefusedError."""
     slots = client.get_slots(job)
     states: dict[int, set[Name]] = {}
     committed: set[Name] = set()

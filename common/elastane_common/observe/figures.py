@@ -1,4 +1,4 @@
-"""Figures that a worker measures of its steps, and an agent of its workers.
+"""Metrics that a worker measures about its steps, and an agent about its workers.
 
 Imports no torch and starts no thread. One observation is an addition to a number, so that it does not slow
 down the step.

@@ -47,7 +47,7 @@ class DeleteObject(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskMaster(msgspec.Struct, frozen=True, tag=True):
-    """Call the rpc of JobService with this name; SetScaling is a Scale of the scaling alone."""
+    """Call the rpc of JobService with this name; SetScaling is a Scale that only sets the scaling."""
 
     what: Literal["Create", "Scale", "SetScaling", "Suspend", "Resume", "Cancel", "SetPrices"]
     reason: str

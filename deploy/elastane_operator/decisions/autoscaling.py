@@ -1,8 +1,8 @@
-"""A job that scales by itself: its spec at the master, the master's targets as pods.
+"""Jobs that scale by themselves: passes the spec to the master, and turns its targets into pods.
 
-The master decides how many workers there are; the operator creates as many pods. Under a target `workers.max`
-is only a bound, and a HorizontalPodAutoscaler that writes it would be a second will: it is refused in words,
-and what it writes is not passed on while it is there.
+The master decides the number of workers; the operator creates as many pods. `workers.max` is then only a
+bound, and a HorizontalPodAutoscaler that writes it would interfere: it is refused with a condition, and its
+values are not passed on while it exists.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from elastane_scheduler.autoscaling.modes import Budget, canonical, mode_text, p
 
 
 def settings_of(spec: JobSpec) -> ScalingSettings | None:
-    """Return the scaling that a valid spec wants at the master; None: it says nothing of it."""
+    """Return the scaling that a valid spec requests from the master; None: none."""
     scaling = spec.scaling
     if scaling is None:
         return None
     return ScalingSettings(
-        # A deadline of a spec is a moment, so that it is the same whenever it is read.
+        # A deadline in a spec is an absolute time, so that it does not depend on when it is read.
         mode=canonical(parse_mode(scaling.mode, 0.0, currency=spec.spot.currency)),
         over_budget=scaling.over_budget,
         spot_policy=scaling.spot_policy,
@@ -35,7 +35,7 @@ def settings_of(spec: JobSpec) -> ScalingSettings | None:
 
 
 def ask_for_scaling(ctx: Reconciliation, job: JobAtMaster) -> None:
-    """Give the master the scaling of the spec if it has another one."""
+    """Send the spec's scaling to the master if that has a different one."""
     wanted = settings_of(ctx.spec)
     if wanted is None or wanted == job.scaling or (not wanted.mode and not job.scaling.mode):
         return
@@ -67,9 +67,9 @@ def scaled_pods(ctx: Reconciliation) -> Mapping[str, int] | None:
 
 
 def follow_targets(ctx: Reconciliation) -> None:
-    """Take the master's targets into the status, with an event when they change, and the condition Scaling.
+    """Copy the master's targets to the status, with an event when they change, and the condition Scaling.
 
-    While the master cannot be asked, the last ones stay.
+    While the master cannot be reached, the last ones stay.
     """
     before, job = ctx.status.scaling, ctx.job
     if job is None:
@@ -118,7 +118,7 @@ def _status(targets: Targets, mode: str, currency: str) -> ScalingStatus:
 
 
 def _to_minutes(moment: datetime | None) -> datetime | None:
-    """Return the next whole minute: each look predicts other seconds, and the status should not change."""
+    """Round up to a minute, because predictions vary by seconds and the status should not."""
     if moment is None:
         return None
     whole = moment.replace(second=0, microsecond=0)

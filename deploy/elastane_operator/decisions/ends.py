@@ -45,7 +45,7 @@ def count_ends(ctx: Reconciliation, *, leaving: bool) -> End | None:
 
 
 def waiting_indexes(ctx: Reconciliation) -> set[int]:
-    """Indexes that may not be reused yet; plans a look for the time when the first one may."""
+    """Return indexes that may not be reused yet; schedules a look for when the first one may."""
     waiting = set()
     for ended in ctx.status.ended:
         if ended.replace_after is not None and ended.replace_after > ctx.now:

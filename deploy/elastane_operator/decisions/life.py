@@ -60,7 +60,7 @@ def after_end(ctx: Reconciliation) -> None:
         return
     if not ctx.pods and not ctx.servers and not ctx.observed.objects.present:
         ctx.set(cleaned_time=ctx.now)
-        ctx.note("Normal", "Cleaned", f"what the job had made is deleted, {ttl} s after its end")
+        ctx.note("Normal", "Cleaned", f"the job's objects are deleted, {ttl} s after its end")
         return
     for pod in ctx.pods:
         if pod.deleted is None and not any(_deletes(action, pod.uid) for action in ctx.actions):
@@ -92,22 +92,22 @@ def suspend(ctx: Reconciliation) -> None:
         if ctx.observed.master.refused_what == "Suspend":
             ctx.set(reason=f"cannot be suspended: {ctx.observed.master.refused}")
         elif ctx.passed(ctx.status.suspend_time, timeout):
-            ctx.enter("Suspending", f"no checkpoint within {timeout} s: workers are sent away without one")
+            ctx.enter("Suspending", f"no checkpoint within {timeout} s: the workers are released without one")
             _release_all(ctx)
         else:
             ctx.enter("Suspending", job.reason or "a checkpoint is being saved")
     elif ctx.passed(ctx.status.suspend_time, timeout):
         # Without this limit, the pods would keep running (and costing) as long as no master answers.
         ctx.enter(
-            "Suspending", f"the master could not be asked for {timeout} s: workers are sent away all the same"
+            "Suspending", f"the master could not be reached for {timeout} s: the workers are released anyway"
         )
         _release_all(ctx)
     else:
-        ctx.enter("Suspending", f"the master cannot be asked: {ctx.observed.master.error}")
+        ctx.enter("Suspending", f"the master cannot be reached: {ctx.observed.master.error}")
 
 
 def park(ctx: Reconciliation) -> None:
-    """Give all devices of the pool back: the master saves a checkpoint, then the pods are released."""
+    """Return all devices to the pool: the master saves a checkpoint, then the pods are released."""
     scheduling, job = ctx.status.scheduling, ctx.job
     why = "the pool has no devices for the job" if scheduling is None else scheduling.reason
     since = None if scheduling is None else scheduling.at
@@ -122,12 +122,12 @@ def park(ctx: Reconciliation) -> None:
         ctx.enter("Waiting", f"{why}; it goes on at step {max(job.saved_step, 0)}")
     elif ctx.passed(since, timeout):
         _release_all(ctx)
-        ctx.enter("Waiting", f"{why}; no checkpoint within {timeout} s: workers are sent away without one")
+        ctx.enter("Waiting", f"{why}; no checkpoint within {timeout} s: the workers are released without one")
     elif job is not None:
         ctx.ask("Suspend", f"a checkpoint is saved, then the workers leave: {why}")
         ctx.enter("Suspending", why)
     else:
-        ctx.enter("Suspending", f"{why}; the master cannot be asked: {ctx.observed.master.error}")
+        ctx.enter("Suspending", f"{why}; the master cannot be reached: {ctx.observed.master.error}")
 
 
 def delete(ctx: Reconciliation) -> None:
@@ -139,7 +139,7 @@ def delete(ctx: Reconciliation) -> None:
     elif ctx.spec.checkpoint.on_delete == "Save":
         _save_and_let_go(ctx)
     elif ctx.spec.master.per_job is not None:
-        _let_go(ctx)  # its master goes with it
+        _let_go(ctx)  # its master is deleted with it
     else:
         _cancel_and_let_go(ctx)
 
@@ -171,7 +171,7 @@ def _cancel_and_let_go(ctx: Reconciliation) -> None:
         )
         _let_go(ctx)
     elif job is not None:
-        # However late: whoever was to ask in time may have been away.
+        # However late, because the operator may have been down.
         ctx.ask("Cancel", "the ElasticJob is being deleted and checkpoint.onDelete is Skip")
         ctx.look_in(CANCEL_SECONDS)
     _release_all(ctx)
@@ -197,7 +197,7 @@ def _release_all(ctx: Reconciliation) -> None:
 
 
 def _still_save(ctx: Reconciliation) -> bool:
-    """True while parameter servers of a job that succeeded save their slots: a cancelled job needs none."""
+    """True while parameter servers of a succeeded job save their slots; a cancelled job needs no saving."""
     is_late = ctx.passed(ctx.status.completion_time, END_SECONDS + ctx.spec.checkpoint.timeout_seconds)
     return bool(ctx.servers) and ctx.status.phase == "Succeeded" and not is_late
 

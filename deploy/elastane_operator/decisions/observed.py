@@ -28,8 +28,8 @@ MasterPhase = Literal[
 class WorkerView(msgspec.Struct, frozen=True):
     """A worker known to the master.
 
-    state: "member" of the ring, or standing by, draining, or awaited (other). est_seconds: of one EST's part
-    of a step, as it has measured it; None: not yet.
+    state: "member" of the ring, or standing by, draining, or awaited (other). est_seconds: measured seconds
+    of one EST's part of a step; None: not yet.
     """
 
     worker: str
@@ -50,7 +50,7 @@ class CostView(msgspec.Struct, frozen=True):
 
 
 class ScalingSettings(msgspec.Struct, frozen=True):
-    """How a job scales by itself. mode: as the master stores it; empty: it does not."""
+    """Autoscaling settings of a job. mode: as the master stores it; empty: off."""
 
     mode: str = ""
     over_budget: Literal["Cheapest", "Suspend"] = "Cheapest"
@@ -60,12 +60,12 @@ class ScalingSettings(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The mode, in the form that the request has."""
+        """The mode in the form of a request."""
         return self.mode or OFF
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """What the master wants for a job that scales by itself. on_demand: of `workers`."""
+    """The master's targets for a job that scales by itself. on_demand: part of `workers`."""
 
     workers: int
     on_demand: int = 0
@@ -75,7 +75,7 @@ class Targets(msgspec.Struct, frozen=True):
 
 
 class Tasks(msgspec.Struct, frozen=True):
-    """Tasks of a job's data sets. over: all are DONE or FAILED, and none will be added."""
+    """Tasks of a job's datasets. over: all are DONE or FAILED, and none will be added."""
 
     done: int
     total: int
@@ -86,7 +86,7 @@ class JobAtMaster(msgspec.Struct, frozen=True, kw_only=True):
     """A job as reported by its master.
 
     est_seconds: of one EST's part of a step; None: not measured. targets: None if it does not scale by
-    itself. tasks: asked for if it has parameter servers; None: of no data set yet, or not known.
+    itself. tasks: requested if it has parameter servers; None: no dataset yet, or not known.
     """
 
     phase: MasterPhase
@@ -140,7 +140,7 @@ class Objects(msgspec.Struct, frozen=True):
 
 
 class PoolView(msgspec.Struct, frozen=True):
-    """The pool of a job. share: None if it has decided nothing for the job. error: why it cannot be used."""
+    """The pool of a job. share: None if not decided yet. error: why the pool cannot be used."""
 
     share: Share | None = None
     error: str = ""
@@ -150,8 +150,8 @@ class Observed(msgspec.Struct, frozen=True):
     """All inputs of a decision besides spec and status.
 
     trouble: the last action that failed. pool: None for a job without one. autoscalers: names of
-    HorizontalPodAutoscalers that scale the job, looked for if it scales by itself; autoscalers_error: why
-    they could not be looked for.
+    HorizontalPodAutoscalers that target the job, listed if it scales by itself; autoscalers_error: why they
+    could not be listed.
     """
 
     pods: tuple[PodView, ...] = ()

@@ -49,8 +49,8 @@ _REASON_CHARACTERS_MAX = 300
 class PodView(msgspec.Struct, frozen=True, kw_only=True):
     """State of a pod.
 
-    deleted: time of its deletion request. index: among those of its role, -1 if it has none. device_type: of
-    a pool; empty: none. on_demand: made for an on-demand node. restarts: of its container by the kubelet.
+    deleted: time of its deletion request. index: among pods of its role, -1 if it has none. device_type: of
+    a pool; empty: none. on_demand: created for an on-demand node. restarts: of its container by the kubelet.
     """
 
     name: str
@@ -77,7 +77,7 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What its place counts as: a device type of a pool, "on-demand", or ""."""
+        """Kind of its place: a device type of a pool, "on-demand", or ""."""
         return CAPACITY_ON_DEMAND if self.on_demand else self.device_type
 
     @property

@@ -1,8 +1,8 @@
-"""Pods that each job may have now, on the way to the plan.
+"""Pods that each job may have now, while shares move towards the plan.
 
-A device is granted again only when nobody can have a pod on it any more: not by a grant, not by what a job
-has acknowledged in its status, not by a pod that still terminates. So the pods of a pool are never more than
-its quota, whatever an operator does or does not see.
+A device is granted again only when no other job can have a pod on it: by a grant, by what it has acknowledged
+in its status, or by a terminating pod. So the pods of a pool never exceed its quota, whatever an operator
+does or does not see.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elastane_operator.decisions.pool_status import Share
 def with_grants(
     spec: PoolSpec, jobs: Sequence[PoolJob], shares: Sequence[Share], pods: Sequence[PoolPod]
 ) -> list[Share]:
-    """Return the shares, in their order, with grants lowered to their plans, and raised as far as is free."""
+    """Return the shares in order, with grants lowered to plans, or raised as far as devices are free."""
     before = {share.uid: share for share in shares}
     by_uid = {job.uid: job for job in jobs}
     now = {share.uid: _lowered(_confirmed(share, by_uid[share.uid])) for share in shares}
@@ -44,14 +44,14 @@ def with_grants(
 
 
 def _confirmed(share: Share, job: PoolJob) -> Share:
-    """Forget what was granted before, once the job has acknowledged what is granted now."""
+    """Drop earlier grants once the job has acknowledged the current one."""
     if job.revision not in (share.revision, -1) or share.outstanding == share.granted:
         return share
     return msgspec.structs.replace(share, outstanding=dict(share.granted))
 
 
 def _revised(before: Share, now: Share) -> Share:
-    """Count a change of the grant: until it is acknowledged, the job may still act upon the one before."""
+    """Count a change of the grant; until it is acknowledged, the job may still act on the previous one."""
     if now.granted == before.granted:
         return now
     kinds = {*now.outstanding, *before.granted, *now.granted}

@@ -1,4 +1,4 @@
-"""Jobs and pods of a pool, as the API server shows them: all that is known when devices are shared out."""
+"""Jobs and pods of a pool, as read from the API server: the input of the pool's decisions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elastane_operator.decisions.status import read_status
 class PoolPod(msgspec.Struct, frozen=True):
     """A pod that holds a device of a pool until it has ended, also while it is being deleted.
 
-    owner_uid: of its ElasticJob. gated: not admitted yet, as by Kueue.
+    owner_uid: of its ElasticJob. gated: not admitted yet, for example by Kueue.
     """
 
     owner_uid: str
@@ -32,8 +32,8 @@ class PoolJob(msgspec.Struct, frozen=True, kw_only=True):
     active: whether it may have devices: not over, not suspended, not being deleted, its spec valid.
     est_seconds: measured seconds of one EST's part of a step; None: not measured. est_seconds_on: by the
     types on which it was measured. in_ring: it has trained before. acknowledged: devices that its pods may
-    have by its own status. revision: of the share that it read last; -1: it makes no pods any more. unusable:
-    types that its template keeps it away from. mixes: unlike processors of a vendor may train it together.
+    use according to its status. revision: of the share that it read last; -1: it creates no more pods.
+    unusable: types excluded by its template. mixes: different processors of one vendor may train it together.
     """
 
     namespace: str
@@ -77,7 +77,7 @@ def read_pool_job(body: Mapping[str, Any], pool: PoolSpec) -> PoolJob:
         "1970-01-01T00:00:00Z"
     )
     scheduled = status.scheduling
-    # A job that is over makes no pods any more; those that it has are counted themselves.
+    # A finished job creates no more pods; existing ones are counted separately.
     acknowledged = {} if scheduled is None or status.finished else scheduled.devices
     bare = PoolJob(
         namespace=identity.namespace,
@@ -91,7 +91,7 @@ def read_pool_job(body: Mapping[str, Any], pool: PoolSpec) -> PoolJob:
     try:
         spec = read_spec(body)
     except InvalidSpecError:
-        # It keeps what it has until its spec is mended: its pods are left as they are, too.
+        # It keeps its devices and pods until its spec is corrected.
         return bare
     assert spec.scheduling is not None
     return msgspec.structs.replace(
@@ -142,7 +142,7 @@ def _unusable(template: Mapping[str, Any], pool: PoolSpec) -> frozenset[str]:
 
 
 def _asks_for_gpu(template: Mapping[str, Any]) -> bool:
-    """True if a container asks for a GPU, by the name of the resource: unlike GPUs never train together."""
+    """True if a container requests a GPU, judged by the resource's name: GPU models never mix."""
     containers = (template.get("spec") or {}).get("containers") or ()
     parts = [
         (each.get("resources") or {}).get(part) or {}

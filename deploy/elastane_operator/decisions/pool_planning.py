@@ -1,7 +1,7 @@
-"""Devices that each job of a pool should have: a view of the pool, a policy, and reasons.
+"""Plans the devices of each job of a pool: a view of the pool, a policy, and reasons.
 
-A policy is made anew for each plan, so the plan follows from what is observed and from the status alone: a
-successor, or a second operator, comes to the same one.
+A policy is created anew for each plan, so the plan depends only on observations and the status: a successor,
+or a second operator, arrives at the same plan.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def make_plan(
     *,
     quiet: bool,
 ) -> Plan:
-    """Plan for jobs in the order of their arrival. before: their shares until now, by uid.
+    """Plan for jobs in order of arrival. before: their previous shares, by uid.
 
-    quiet: running jobs keep what they have, and only free devices are given out.
+    quiet: running jobs keep their devices, and only free devices are assigned.
     """
     pool = Pool(spec.names, spec.quotas)
     taking, states, refused = [], [], {}
@@ -99,7 +99,7 @@ def make_plan(
 
 
 def guarantee_is_due(spec: PoolSpec, jobs: Sequence[PoolJob], shares: dict[str, Share]) -> bool:
-    """True if a queue has less than it is guaranteed, and jobs that wait for it."""
+    """True if a queue has less than its guarantee while its jobs wait."""
     for queue in spec.queues:
         members = [job for job in jobs if job.active and job.queue == queue.name]
         for kind, guaranteed in queue.guaranteed.items():
@@ -188,7 +188,7 @@ def _state(
 
 
 def _admitted(job: PoolJob, share: Share, pool: Pool, pods: Sequence[PoolPod]) -> Counts:
-    """Devices that a job has and may keep: those planned, without pods that are not admitted yet (Kueue)."""
+    """Return the planned devices of a job, without pods that are not admitted yet (Kueue)."""
     gated = [pod.device_type for pod in pods if pod.owner_uid == job.uid and pod.gated]
     admitted = (max(0, share.planned.get(kind, 0) - gated.count(kind)) for kind in pool.types)
     return tuple(min(count, job.workers_max) for count in admitted)
@@ -201,7 +201,7 @@ def _kept_back(
     pool: Pool,
     allocation: Sequence[Counts],
 ) -> list[Counts]:
-    """A job with pods that are not admitted gets no more before they are."""
+    """Limit a job with pods that are not admitted: it gets no more before they are."""
     gated = {pod.owner_uid for pod in pods if pod.gated}
     found = []
     for job, devices in zip(jobs, allocation, strict=True):
@@ -210,7 +210,7 @@ def _kept_back(
             devices = tuple(
                 min(count, planned.get(kind, 0)) for kind, count in zip(pool.types, devices, strict=True)
             )
-        # Never fewer than train: a gang that is not whole holds devices for nothing.
+        # Never fewer than needed to train, which would waste the devices.
         found.append(devices if sum(devices) >= job.workers_min else (0,) * len(devices))
     return found
 
@@ -239,7 +239,7 @@ def _inactive(job: PoolJob, now: datetime) -> str:
 
 
 def _finish(job: PoolJob, counts: Counts, state: JobState, now: datetime) -> datetime | None:
-    """Return when the job ends on these devices; None where steps or speed are not known yet."""
+    """Return when the job ends on these devices; None if steps or speed are not known yet."""
     if not state.job.known or not any(counts):
         return None
     step = state.shape.step_seconds(counts)

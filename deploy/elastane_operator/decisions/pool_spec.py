@@ -26,7 +26,7 @@ class DeviceType(_Part, frozen=True):
     """Devices of one type, one for each worker pod.
 
     node_selector, tolerations: added to the pods. quota: devices that the pool may use at one time.
-    processor: vendor of the processors, where these compute; empty: a GPU does, or it is not known.
+    processor: vendor of the CPUs if these compute; empty: GPUs compute, or unknown.
     """
 
     name: str
@@ -36,12 +36,12 @@ class DeviceType(_Part, frozen=True):
     processor: Literal["", "Intel", "AMD"] = ""
 
     def kind(self, *, mixes: bool) -> str:
-        """What it counts as for a job: its workers are on types of one kind. mixes: the job may mix CPUs."""
+        """Return its kind for a job, whose workers need types of one kind. mixes: the job may mix CPUs."""
         return f"processors of {self.processor}" if mixes and self.processor else self.name
 
 
 class PoolQueue(_Part, frozen=True):
-    """A queue. weight: its part of what is not guaranteed. guaranteed: devices by type."""
+    """A queue. weight: its share of devices that are not guaranteed. guaranteed: devices by type."""
 
     name: str
     weight: int = 1
@@ -61,7 +61,7 @@ class PoolSpec(_Part, frozen=True):
         return next((each for each in self.types if each.name == name), None)
 
     def kind_of(self, name: str, *, mixes: bool) -> str:
-        """Return the kind of a device type; its name, if the pool does not have it any more."""
+        """Return the kind of a device type; its name if the pool no longer has it."""
         each = self.device_type(name)
         return name if each is None else each.kind(mixes=mixes)
 

@@ -1,6 +1,7 @@
-"""The status of an ElasticPool: what was decided, written whole in one request before any pod changes.
+"""The status of an ElasticPool: the decision, written in one request before any pod changes.
 
-The operator keeps no other memory of a pool. Its successor reads the status and goes on with the same shares.
+The operator keeps no other state of a pool. Its successor reads the status and continues with the same
+shares.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class _Part(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 class Share(_Part, frozen=True):
     """A job's share of the pool.
 
-    planned: by the policy. granted: what its pods may be now; it rises to the plan as others' pods go.
-    at: when the plan changed. taken_at: when the plan last became smaller. started_on: the type on which it
-    trained first, and stays. revision: grows with each change of `granted`. outstanding: the most that was
-    granted in a revision which the job may still act upon, because it has not acknowledged this one.
+    planned: by the policy. granted: devices for its pods now; rises to the plan as others' pods end. at: when
+    the plan changed. taken_at: when the plan last became smaller. started_on: the type on which it first
+    trained, and stays. revision: grows with each change of `granted`. outstanding: the largest grant that the
+    job may still act on, because it has not acknowledged the current revision.
     """
 
     namespace: str
@@ -46,9 +47,9 @@ class Share(_Part, frozen=True):
 
 
 class PoolStatus(_Part, frozen=True):
-    """offered, granted: devices by type. inputs: a digest of what the last plan was made from.
+    """offered, granted: devices by type. inputs: digest of the last plan's inputs.
 
-    quiet_until: until then running jobs are only changed where they must be.
+    quiet_until: until then running jobs are changed only if necessary.
     """
 
     observed_generation: int = 0

@@ -1,8 +1,8 @@
-"""One look at a pool: its spec, its remembered status, its jobs and pods -> its next status.
+"""Reconciliation of a pool: from spec, previous status, jobs and pods to the next status.
 
-The status is the decision, and it is written whole, on the condition that nobody else has written meanwhile.
-Jobs read their share in it before they touch a pod. A plan is made only when its inputs have changed or its
-policy wants it, so an operator that starts again keeps every share as it was.
+The status is the decision. It is written in one request, if nobody else has written meanwhile. Jobs read
+their share in it before they change a pod. A plan is made only when its inputs have changed or its policy
+requests it, so a restarted operator keeps every share as it was.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def look_at_pool(
     now: datetime,
     generation: int = 1,
 ) -> PoolStatus:
-    """Decide what each job of a pool has now; return the pool's next status."""
+    """Decide the share of each job of a pool; return the pool's next status."""
     ordered = sorted(jobs, key=lambda job: (job.created, job.namespace, job.name))[:JOBS_MAX]
     before = {job.uid: status.share_of(job.uid) or _adopted(job, now) for job in ordered}
     shares = [before[job.uid] for job in ordered]
@@ -55,7 +55,7 @@ def refuse_pool(status: PoolStatus, problems: Sequence[str], now: datetime, gene
 
 
 def inputs_digest(spec: PoolSpec, jobs: Sequence[PoolJob], pods: Sequence[PoolPod]) -> str:
-    """Return a digest of what calls for a new plan: not of progress, which changes all the time."""
+    """Return a digest of the inputs that require a new plan; progress is left out, as it always changes."""
     gated = {pod.owner_uid for pod in pods if pod.gated}
     parts = [
         (
@@ -96,7 +96,7 @@ def _planned(
     if quiet_until is not None and now < quiet_until:
         wake_at = quiet_until
     elif 0 < plan.wake_seconds < math.inf:
-        # A second at least: a policy that wants to decide all the time must not.
+        # At least a second, for policies that want to decide constantly.
         wake_at = now + timedelta(seconds=max(plan.wake_seconds, 1.0, spec.cool_down_seconds))
     changed = [share for share in plan.shares if share.planned != before[share.uid].planned]
     last = "; ".join(share.reason for share in changed[:3]) if changed else status.last_decision
@@ -107,7 +107,7 @@ def _planned(
 
 
 def _adopted(job: PoolJob, now: datetime) -> Share:
-    """The first share of a job: what it has by its own status, if its pool was made anew."""
+    """Return the first share of a job: that of its own status, if its pool was recreated."""
     acknowledged = dict(job.acknowledged)
     started = next(iter(acknowledged), "") if job.in_ring else ""
     return Share(

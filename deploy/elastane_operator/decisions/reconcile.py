@@ -1,4 +1,4 @@
-"""One look at a job: spec, remembered status and observed state -> actions.
+"""Reconciliation of a job: from spec, previous status and observed state to actions.
 
 Level-triggered: nothing depends on having seen a change happen. The caller writes `Decision.status` first and
 carries the actions out afterwards, in order; it stops at the first failure and looks again. Therefore:
@@ -38,7 +38,7 @@ __all__ = ["Decision", "reconcile", "refuse"]
 def reconcile(
     identity: Identity, spec: JobSpec, status: Status, observed: Observed, now: datetime
 ) -> Decision:
-    """Decide what to do for a job now."""
+    """Decide the actions for a job."""
     ctx = Reconciliation(identity, spec, status, observed, now)
     if ctx.job is not None and not status.started:
         ctx.set(started=True)
@@ -122,7 +122,7 @@ def _be_active(ctx: Reconciliation) -> None:
 
 def _without_master(ctx: Reconciliation) -> None:
     """Change nothing while the master cannot be reached: the job may already be over."""
-    said = f"the master cannot be asked: {ctx.observed.master.error}"
+    said = f"the master cannot be reached: {ctx.observed.master.error}"
     if not ctx.status.started:
         ctx.enter("Pending", said)
     elif ctx.status.phase in ("Suspending", "Suspended"):
@@ -179,7 +179,7 @@ def _with_job(ctx: Reconciliation, job: JobAtMaster) -> None:
         ctx.ask("Resume", "spec.suspend is false, and the master has the job suspended")
         return
     fit_servers(ctx)
-    # Of a pool that cannot be read nothing is known of its nodes: what is there stays.
+    # If the pool cannot be read, its nodes are unknown: existing pods stay.
     if ctx.observed.pool is None or not ctx.observed.pool.error:
         fit(ctx, wanted_pods(ctx))
 

@@ -50,7 +50,7 @@ class Reconciliation:
         self.actions: list[Action] = []
         self.notes: list[Note] = []
         self.next_look: float | None = None
-        self.fault: tuple[str, str] | None = None  # why the spec cannot be carried out: one word, and more
+        self.fault: tuple[str, str] | None = None  # why the spec is impossible: one word, and a message
 
     @property
     def job(self) -> JobAtMaster | None:
@@ -100,7 +100,7 @@ class Reconciliation:
         self.look_in((time - self.now).total_seconds())
 
     def passed(self, since: datetime | None, seconds: float) -> bool:
-        """True if `seconds` have passed since a time; otherwise plans a look for when they have."""
+        """True if `seconds` have passed since a time; otherwise schedules a look for then."""
         if since is None:
             return False
         due = since + timedelta(seconds=seconds)

@@ -1,4 +1,4 @@
-"""A job's part of its pool: what its pods may be now, remembered in its status before any pod changes."""
+"""A job's share of its pool, stored in the job's status before any pod changes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def is_parked(ctx: Reconciliation) -> bool:
 
 
 def follow_pool(ctx: Reconciliation) -> None:
-    """Take what the pool has decided into the status, with events and the condition Scheduled.
+    """Copy the pool's decision to the status, with events and the condition Scheduled.
 
-    Of a pool that cannot be read, or that has not decided yet, the job keeps what it had.
+    If the pool cannot be read, or has not decided yet, the job keeps its previous share.
     """
     if ctx.spec.scheduling is None:
         return
@@ -59,7 +59,7 @@ def follow_pool(ctx: Reconciliation) -> None:
 
 
 def _tell(ctx: Reconciliation, before: SchedulingStatus, share: Share) -> None:
-    """Events: what was granted, what is taken, and that nothing is given."""
+    """Post events for devices granted, taken or declined."""
     kinds = sorted({*before.devices, *share.granted})
     change = {kind: share.granted.get(kind, 0) - before.devices.get(kind, 0) for kind in kinds}
     more = ", ".join(f"{count} {kind}" for kind, count in change.items() if count > 0)
@@ -82,7 +82,7 @@ def _measured(ctx: Reconciliation, scheduling: SchedulingStatus) -> SchedulingSt
         kind = next((pod.kind for pod in ctx.pods if worker.worker.startswith(f"{pod.name}-")), "")
         if kind and worker.est_seconds:
             by_type.setdefault(kind, []).append(worker.est_seconds)
-    # Two digits: a plan needs no more, and the status changes less often.
+    # Two digits suffice for planning, and the status changes less often.
     found = {kind: f"{statistics.median(measured):.2g}" for kind, measured in sorted(by_type.items())}
     return msgspec.structs.replace(
         scheduling, est_seconds=f"{seconds:.2g}", est_seconds_on=scheduling.est_seconds_on | found

@@ -1,12 +1,12 @@
-"""Parameter servers of a job, and the end of a job that does tasks.
+"""Parameter servers of a job, and the end of jobs that only do tasks.
 
-A parameter server is never the job's failure: others take its slots over (docs/reliability.md). The kubelet
-restarts a container that dies, and a pod that has ended is replaced; nothing is counted. They leave after
-the workers: each saves its slots when it gets SIGTERM, and until then a worker that drains can still push.
+A lost parameter server never fails the job: others take over its slots (docs/reliability.md). The kubelet
+restarts a container that dies, and an ended pod is replaced; neither is counted. They leave after the
+workers, so that a draining worker can still push: each saves its slots when it gets SIGTERM.
 
-The master does not end jobs that only do tasks. Such a job has succeeded once every task is done, and each
-worker's pod has ended with exit code 0, as a script does that came to its end; it keeps its place until then,
-so that no other is made there. Pods that wait for a node are not waited for.
+The master does not end jobs that only do tasks. Such a job has succeeded once every task is done and each
+worker's pod has ended with exit code 0, because its script has ended. Ended pods keep their places until
+then, so that they are not replaced. Pods that wait for a node do not count.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ def fit_servers(ctx: Reconciliation) -> None:
     live = sum(pod.live for pod in ctx.servers)
     for pod in reversed(ctx.servers):
         if pod.index >= count:
-            _delete(ctx, pod, f"scaled in: {count} parameter servers are wanted, {live} are there")
-        # Waits if it has just been made: where a node rejects it, so may the next one be.
+            _delete(ctx, pod, f"scaled in: the job needs {count} parameter servers and has {live}")
+        # A new pod is delayed if the last one was just created: a node that rejects it may reject the next,
+        # too.
         elif pod.ended and ctx.passed(pod.created, ctx.spec.restart_backoff_seconds):
             why = pod.reason or f"exit code {pod.exit_code}"
-            _delete(ctx, pod, f"{pod.name} has ended ({why}); its place is cleared")
+            _delete(ctx, pod, f"{pod.name} has ended ({why}); it is deleted")
     taken = {pod.name for pod in ctx.observed.pods}
     for index in range(count):
         if pod_name(ctx.identity.name, index, "ps") not in taken:
-            ctx.act(CreatePod(index, f"{count} parameter servers are wanted, {live} are there", role="ps"))
+            ctx.act(CreatePod(index, f"the job needs {count} parameter servers and has {live}", role="ps"))
 
 
 def release_servers(ctx: Reconciliation) -> None:
@@ -42,12 +43,12 @@ def release_servers(ctx: Reconciliation) -> None:
 
 
 def does_tasks(ctx: Reconciliation, job: JobAtMaster) -> bool:
-    """True if workers train, although the master waits for a ring."""
+    """True if workers do tasks although the master waits for a ring."""
     return ctx.spec.parameter_servers is not None and job.phase == "waiting" and bool(job.workers)
 
 
 def keeps_place(ctx: Reconciliation, pod: PodView) -> bool:
-    """True if the pod's script came to its end, in a job all of whose tasks are done."""
+    """True if the pod's script has ended in a job whose tasks are all done."""
     job = ctx.job
     if ctx.spec.parameter_servers is None or job is None or job.tasks is None or not job.tasks.over:
         return False
@@ -55,7 +56,7 @@ def keeps_place(ctx: Reconciliation, pod: PodView) -> bool:
 
 
 def came_to_its_end(ctx: Reconciliation) -> bool:
-    """True if the scripts have come to their end, except of pods that no node has had room for."""
+    """True if all scripts have ended, except in pods that were never scheduled to a node."""
     ended = {pod.index for pod in ctx.pods if keeps_place(ctx, pod)}
     idle = {pod.index for pod in ctx.pods if pod.live and not pod.scheduled}
     return bool(ended) and ended | idle >= set(range(ctx.spec.workers.max))

@@ -18,7 +18,7 @@ from elastane_operator.decisions.servers import keeps_place
 
 
 def wanted_pods(ctx: Reconciliation) -> Mapping[str, int]:
-    """Return the number of pods by device type; without a pool those of no type, and those on demand."""
+    """Return the number of pods by device type; without a pool, of no type and on demand."""
     if ctx.spec.scheduling is None or ctx.status.scheduling is None:
         scaled = scaled_pods(ctx) if ctx.spec.scheduling is None else None
         return {"": ctx.spec.workers.max} if scaled is None else scaled
@@ -31,20 +31,18 @@ def fit(ctx: Reconciliation, wanted: Mapping[str, int]) -> None:
     for pod in ctx.pods:
         known = ctx.ended.get(pod.uid)
         if pod.ended and pod.deleted is None and known is not None and not keeps_place(ctx, pod):
-            ctx.act(
-                DeletePod(pod.name, pod.uid, f"{pod.name} has ended ({known.outcome}); its place is cleared")
-            )
+            ctx.act(DeletePod(pod.name, pod.uid, f"{pod.name} has ended ({known.outcome}); it is deleted"))
     live = [pod for pod in ctx.pods if pod.live]
     for kind in sorted({*wanted, *(pod.kind for pod in live)}):
         count, alike = wanted.get(kind, 0), [pod for pod in live if pod.kind == kind]
         if len(alike) > count:
             victims = sorted(alike, key=lambda pod: _worth(ctx, pod))[: len(alike) - count]
             if ctx.status.scaling is not None:
-                # The master lets those stand by that it does not want, once others have taken their place.
+                # The master lets surplus workers stand by once others have taken their place.
                 victims = [pod for pod in victims if not attends(ctx, pod, "member")]
             what = f"{kind} workers" if kind else "workers"
-            ctx.release(victims, f"scaled in: {count} {what} are wanted, {len(alike)} are there")
-    # Of a job that scales by itself, members that are not wanted any more are still there when others come.
+            ctx.release(victims, f"scaled in: the job needs {count} {what} and has {len(alike)}")
+    # In a job that scales by itself, surplus members still exist when others join.
     if len(live) < sum(wanted.values()) or ctx.status.scaling is not None:
         _fill(ctx, live, wanted)
 
@@ -54,7 +52,7 @@ def attends(ctx: Reconciliation, pod: PodView, *states: str) -> bool:
     job = ctx.job
     if job is None:
         return False
-    # The agent names its workers after the host, whose name is the pod's.
+    # The agent names its workers after the host, which has the pod's name.
     return any(
         worker.worker.startswith(f"{pod.name}-") and (not states or worker.state in states)
         for worker in job.workers
@@ -78,11 +76,11 @@ def _fill(ctx: Reconciliation, live: list[PodView], wanted: Mapping[str, int]) -
         what = f"{kind} workers" if kind else "workers"
         for index in places:
             if index not in waiting and pod_name(ctx.identity.name, index) not in taken:
-                ctx.act(CreatePod(index, f"{count} {what} are wanted, {alike} are there", kind))
+                ctx.act(CreatePod(index, f"the job needs {count} {what} and has {alike}", kind))
 
 
 def _call_off(ctx: Reconciliation, wanted: Mapping[str, int]) -> None:
-    """Keep pods that were to be released but still run, if they are wanted again."""
+    """Cancel the release of pods that still run, if they are wanted again."""
     live = {pod.uid: pod.kind for pod in ctx.pods if pod.live}
     kept_kinds = {
         kind

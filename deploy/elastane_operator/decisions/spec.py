@@ -129,7 +129,7 @@ class OnDemand(_Part, frozen=True):
 
 
 class Scaling(_Part, frozen=True):
-    """How the job scales by itself. mode: as `elastane run --auto`; a deadline is a moment."""
+    """Autoscaling of the job. mode: as for `elastane run --auto`; a deadline must be an absolute time."""
 
     mode: str
     over_budget: Literal["Cheapest", "Suspend"] = "Cheapest"
@@ -139,7 +139,7 @@ class Scaling(_Part, frozen=True):
 
 
 class Pipeline(_Part, frozen=True):
-    """Stages of a script with prepare_pipeline. stages_max: 0: as many as pay."""
+    """Stages of a script with prepare_pipeline. stages_max: 0: as many as are worthwhile."""
 
     stages_min: int = DEFAULTS.pipeline_stages_min
     stages_max: int = DEFAULTS.pipeline_stages_max
@@ -147,9 +147,9 @@ class Pipeline(_Part, frozen=True):
 
 
 class ParameterServers(_Part, frozen=True):
-    """Parameter servers of a script with prepare_ps, a pod each.
+    """Parameter servers of a script with prepare_ps, one pod each.
 
-    resources: of their containers. node_selector, tolerations: in place of the template's; None: those.
+    resources: of their containers. node_selector, tolerations: replace the template's unless None.
     """
 
     count: int

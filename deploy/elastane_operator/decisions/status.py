@@ -53,7 +53,7 @@ class WorkerCounts(_Part, frozen=True, omit_defaults=False):
 
 
 class ServerCounts(_Part, frozen=True, omit_defaults=False):
-    """Pods of parameter servers. restarts: of containers in the pods that are there."""
+    """Pods of parameter servers. restarts: of containers in existing pods."""
 
     desired: int = 0
     ready: int = 0
@@ -91,11 +91,11 @@ class Known(_Part, frozen=True):
 
 
 class SchedulingStatus(_Part, frozen=True):
-    """The job's part of its pool. devices: by type, what its pods may be now; written before they change.
+    """The job's share of its pool. devices: allowed now, by type; written before pods change.
 
-    planned: what it is to have. revision: of the share in the pool's status that was read. est_seconds:
+    planned: its planned devices. revision: of the share that was read from the pool's status. est_seconds:
     measured seconds of one EST's part of a step, as a decimal number; empty: not measured. est_seconds_on:
-    the same by device type, of those on which it has trained.
+    the same by device type on which it has trained.
     """
 
     pool: str = ""
@@ -110,7 +110,7 @@ class SchedulingStatus(_Part, frozen=True):
 
 
 class ScalingStatus(_Part, frozen=True):
-    """The master's targets for a job that scales by itself. on_demand: of `target`.
+    """The master's targets for a job that scales by itself. on_demand: part of `target`.
 
     predicted_finish: rounded up to a minute. predicted_cost: of the whole job, "12.34 USD"; empty: not known.
     """

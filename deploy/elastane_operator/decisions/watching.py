@@ -1,8 +1,8 @@
-"""Interpretation of a list and the watch after it: changed objects, and where the next watch starts.
+"""Interprets a list and its following watches: changed objects, and where the next watch starts.
 
-A list is of one resourceVersion, and a watch from there delivers every later change. The server forgets old
-versions (410, or an event ERROR), and then only a new list tells what happened: what is missing in it was
-deleted meanwhile.
+A list has one resourceVersion, and a watch from there delivers every later change. The server drops old
+versions (410, or an event ERROR); then a new list is needed, and objects missing in it were deleted
+meanwhile.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Key = tuple[str, str]
 
 
 class ListAgainError(Exception):
-    """The watch cannot go on from where it is; the text says why."""
+    """The watch cannot continue from its position; the text says why."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """An object that is there, new or changed, or that was deleted.
+    """An object that exists (new or changed), or that was deleted.
 
-    object: as the server sent it; of one that was missed when it was deleted, only namespace, name, uid and
-    labels in its `metadata`.
+    object: as the server sent it; after a missed deletion, only namespace, name, uid and labels in its
+    `metadata`.
     """
 
     type: Literal["ADDED", "MODIFIED", "DELETED"]
@@ -34,7 +34,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """Kept form of an object: its last essence, and what is reported when it is gone."""
+    """Stored form of an object: its last essence, and the report for its deletion."""
 
     essence: object
     metadata: dict[str, Any]
@@ -47,8 +47,8 @@ class _Known(msgspec.Struct, frozen=True):
 class WatchState:
     """The objects of one list and its watches.
 
-    resource_version: what the next watch starts after; empty: a list has to come first. essence: the part of
-    an object that counts; an event that leaves it as it was is no change. Without it, every event is one.
+    resource_version: start of the next watch; empty: a list is needed first. essence: returns the relevant
+    part of an object; events that leave it unchanged are ignored. Without it, every event is a change.
     """
 
     def __init__(self, essence: Callable[[Object], object] | None = None) -> None:
@@ -57,14 +57,14 @@ class WatchState:
         self._known: dict[Key, _Known] = {}
 
     def expire(self) -> None:
-        """Ask for a list before the next watch."""
+        """Require a list before the next watch."""
         self.resource_version = ""
 
     def listed(self, answer: Object) -> list[Change]:
-        """Take a list; return deletions that were missed, and then each object in the list.
+        """Process a list; return missed deletions, then each object in the list.
 
-        Objects that are as they were are also returned, because what happened to them meanwhile is unknown.
-        Raises ListAgainError if the answer is no list.
+        Unchanged objects are also returned, because they may have changed in between. Raises ListAgainError
+        if the answer is no list.
         """
         try:
             version = str(answer["metadata"]["resourceVersion"])
@@ -83,9 +83,9 @@ class WatchState:
         return changes
 
     def received(self, line: bytes) -> Change | None:
-        """Take one line of a watch; return what changed, None if nothing that counts.
+        """Process one line of a watch; return the relevant change, or None.
 
-        Raises ListAgainError for an event ERROR and for what is no event; the next watch needs a list then.
+        Raises ListAgainError for an event ERROR and for an invalid line; the next watch then needs a list.
         """
         try:
             event = json.loads(line)
@@ -120,7 +120,7 @@ class WatchState:
 
 
 def job_essence(job: Object) -> str:
-    """The parts of an ElasticJob whose change calls for a look: all but its status.
+    """Return the parts of an ElasticJob whose change requires a look: all but its status.
 
     The operator's own updates of the status come back as events; reacting to them would never end.
     """

@@ -1,6 +1,6 @@
 """Reconciliation loop: one task per ElasticJob looks, decides by `decisions.reconcile`, and acts.
 
-A wake-up (an event of the object or of its pods, news from its master, a timer) only triggers a new look; the
+A wake-up (an event of the object or its pods, a change at its master, a timer) only triggers a new look; the
 state is read anew each time. Looks at one job never overlap.
 """
 
@@ -95,7 +95,7 @@ class Controller:
         *,
         on_scheduling: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """on_scheduling: called with the pool of a job whose part in it has changed."""
+        """on_scheduling: called with the pool of a job whose share has changed."""
         self._kube = kube
         self._on_scheduling = on_scheduling
         self._masters = masters
@@ -144,12 +144,12 @@ class Controller:
             desk.watch.close()
         if self._desks.get(key) is desk:
             del self._desks[key]
-            if desk.wake.is_set():  # made again under its name meanwhile
+            if desk.wake.is_set():  # recreated under its name meanwhile
                 self.wake(*key)
 
     def _failed(self, key: Key, desk: _Desk, error: Exception) -> float:
         if isinstance(error, KubeError) and error.conflict:
-            return 0.05  # somebody else wrote: look at what there is now
+            return 0.05  # another writer was faster: look again
         desk.failures += 1
         wait = min(0.5 * 2.0 ** min(desk.failures - 1, 10), _BACKOFF_SECONDS_MAX)
         _log.warning("look_again", job="/".join(key), error=str(error), wait_seconds=wait)
@@ -195,7 +195,7 @@ class Controller:
     async def _pool(
         self, identity: Identity, spec: JobSpec
     ) -> tuple[PoolView | None, Mapping[str, DeviceType]]:
-        """The job's part of its pool, and the pool's device types by name. Raises KubeError."""
+        """Return the job's share of its pool, and the pool's device types by name. Raises KubeError."""
         if spec.scheduling is None:
             return None, {}
         name = spec.scheduling.pool
@@ -211,9 +211,9 @@ class Controller:
         return PoolView(read_pool_status(body).share_of(identity.uid)), types
 
     async def _autoscalers(self, identity: Identity, view: MasterView) -> tuple[tuple[str, ...], str]:
-        """Names of the HorizontalPodAutoscalers of a job that scales by itself; why they are not known.
+        """Return the HorizontalPodAutoscalers of a job that scales by itself, and why they are unknown.
 
-        Raises KubeError, except where they must not be read, or the cluster has none.
+        Raises KubeError, except if access to them is denied, or the cluster does not have the kind.
         """
         if view.job is None or view.job.targets is None:
             return (), ""

@@ -135,7 +135,7 @@ class KubeClient:
             yield _lines(response, silence_seconds)
         finally:
             self._watches.discard(response)
-            response.close()  # with the connection, in which the rest of the watch is still to come
+            response.close()  # closes the connection, since the rest of the watch is unread
 
     async def create(self, kind: str, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object. Raises KubeError; `conflict` if the name is taken."""
@@ -188,7 +188,7 @@ class KubeClient:
         *,
         timeout: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
-        """Send a request; return the answer, of which only the headers have been read. Raises KubeError."""
+        """Send a request; return the answer with only its headers read. Raises KubeError."""
         client = self._client
         response = await self._send(client, method, path, body, content_type, timeout)
         if response.status == 401:
@@ -206,7 +206,7 @@ class KubeClient:
             raise KubeError(0, "NoCredentials", f"the credentials cannot be read: {error}") from error
         if self._client is refused:
             self._client = fresh
-            # Closing the session does not wake who reads an answer of it, and ends aiohttp's time limits.
+            # Closing the session does not wake readers of its answers, and stops aiohttp's time limits.
             for response in self._watches:
                 response.close()
             await refused.close()
@@ -242,7 +242,7 @@ class KubeClient:
 
 
 async def _read(response: aiohttp.ClientResponse) -> dict[str, Any]:
-    """Return the answer's JSON object; what is none becomes its `message`. Raises KubeError."""
+    """Return the answer's JSON object; other text becomes its `message`. Raises KubeError."""
     with _reaching():
         text = await response.read()
     try:
@@ -274,14 +274,14 @@ async def _lines(response: aiohttp.ClientResponse, silence_seconds: float) -> As
 
 
 def _retry_after_seconds(response: aiohttp.ClientResponse) -> float:
-    """The API server sends whole seconds; a proxy before it may send a date, which counts as none."""
+    """Parse Retry-After: whole seconds from the API server; a date from a proxy is ignored."""
     value = response.headers.get("Retry-After", "")
     return float(value) if value.isascii() and value.isdigit() else 0.0
 
 
 @contextlib.contextmanager
 def _reaching() -> Iterator[None]:
-    """Turn errors of the connection, and of the credentials for it, into KubeError."""
+    """Convert errors of the connection and its credentials to KubeError."""
     try:
         yield
     except config.ConfigException as error:
@@ -294,7 +294,7 @@ def _reaching() -> Iterator[None]:
 
 async def _configuration(kubeconfig: str) -> Configuration:
     configuration = Configuration()
-    # Without a limit: each watch holds a connection, and with many namespaces requests would wait for one.
+    # No limit: each watch holds a connection, so with many namespaces requests would have to wait.
     configuration.connection_pool_maxsize = 0
     chosen = kubeconfig or os.environ.get("KUBECONFIG", "")
     if not chosen and "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -312,6 +312,6 @@ def _path(kind: str, namespace: str, name: str = "") -> str:
 
 
 def _query(**options: str) -> str:
-    """The options that are not empty, after a question mark."""
+    """Return the non-empty options as a query string."""
     given = {name: value for name, value in options.items() if value}
     return "?" + urlencode(given) if given else ""

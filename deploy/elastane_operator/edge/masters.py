@@ -2,7 +2,7 @@
 
 One channel per master and credentials; among several addresses of a master the leader is found by trying.
 
-Every call has a timeout: that a master does not answer is an input of the decisions.
+Every call has a timeout, because an unreachable master is an input of the decisions.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ class Masters:
     async def view(
         self, access: Access, name: str, *, measured: bool = False, tasks: bool = False
     ) -> MasterView:
-        """Return the master's view of a job; never raises for a master that is not reachable.
+        """Return the master's view of a job; never raises if the master is unreachable.
 
-        measured: whether the speed of its workers is asked for, too. tasks: whether it does tasks, so that
-        the progress through them is asked for without a ring.
+        measured: also request the speed of its workers. tasks: the job does tasks, so also request their
+        progress without a ring.
         """
         try:
             request = job_pb2.JobServiceGetRequest(name=name)
@@ -155,7 +155,7 @@ class Masters:
     async def _progress(
         self, access: Access, job: job_pb2.Job, *, tasks: bool
     ) -> Sequence[shard_pb2.Progress]:
-        """Progress through its data sets; empty after an error, which the next look may not have."""
+        """Return the progress of its datasets; empty after an error, which may be temporary."""
         if job.phase != job_pb2.JOB_PHASE_RUNNING and not tasks:
             return ()
         try:
@@ -167,7 +167,7 @@ class Masters:
         return progress
 
     async def _est_seconds(self, access: Access, job: job_pb2.Job) -> dict[str, float]:
-        """Seconds of one EST's part of a step, by the workers that have measured it."""
+        """Return the seconds of one EST's part of a step, from workers that have measured it."""
         members = [each.worker_id for each in job.workers if each.state == job_pb2.WORKER_STATE_MEMBER]
         if job.phase != job_pb2.JOB_PHASE_RUNNING or not members:
             return {}

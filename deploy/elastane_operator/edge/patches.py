@@ -1,4 +1,4 @@
-"""Merge patches: what changes an object as the API server has it into another one."""
+"""JSON merge patches between plain objects."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Pools: one task per ElasticPool looks, decides by `decisions.pools`, and writes the pool's status.
 
-It touches no pod and no job: jobs read their share in the status that is written here. A look is made at
-every change of a pool, its jobs and its pods; looks at one pool never overlap.
+It changes no pod and no job: jobs read their share from the status written here. Every change of a pool, its
+jobs or its pods triggers a look; looks at one pool never overlap.
 
-A plan for many jobs takes a second of computation, so it is made in a thread: heartbeats of the election and
-all jobs go on meanwhile. It is written only if nobody has changed the pool since it was read, so a plan that
-comes late, or of an operator that does not lead any more, changes nothing.
+A plan for many jobs takes a second of computation, so it is made in a thread, without blocking the election
+and the jobs. It is written only if nobody has changed the pool since it was read, so a late plan, or that of
+an operator that no longer leads, changes nothing.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class PoolKeeper:
         desk.wake.set()
 
     def job_changed(self, namespace: str, name: str, pool: str) -> None:
-        """Wake the pool of a job that has changed, and the one that it was in before; pool: empty: none.
+        """Wake the pool of a changed job, and its previous pool. pool: empty: none.
 
-        A job that was deleted may come without its spec.
+        A deleted job may be reported without its spec.
         """
         before = self._pools.pop((namespace, name), "")
         if pool:
@@ -111,12 +111,12 @@ class PoolKeeper:
             await asyncio.sleep(PAUSE_SECONDS)
         if self._desks.get(name) is desk:
             del self._desks[name]
-            if desk.wake.is_set():  # made again under its name meanwhile
+            if desk.wake.is_set():  # recreated under its name meanwhile
                 self.wake(name)
 
     def _failed(self, name: str, desk: _Desk, error: Exception) -> float:
         if isinstance(error, KubeError) and error.conflict:
-            return 0.05  # somebody else wrote: look at what there is now
+            return 0.05  # another writer was faster: look again
         desk.failures += 1
         wait = min(0.5 * 2.0 ** min(desk.failures - 1, 10), _BACKOFF_SECONDS_MAX)
         _log.warning("look_again", pool=name, error=str(error), wait_seconds=wait)
@@ -137,7 +137,7 @@ class PoolKeeper:
         except InvalidSpecError as error:
             await self._write(name, body, refuse_pool(status, error.problems, now, generation))
             return
-        # Jobs before pods: a pod that a job makes after it was read is within what it has acknowledged.
+        # Jobs before pods: pods created after a job was read are within its acknowledged share.
         jobs = await self._jobs(name, spec)
         pods = await self._pods(name)
         after = await desk.plan.run(lambda: look_at_pool(spec, status, jobs, pods, now, generation))
@@ -165,9 +165,9 @@ class PoolKeeper:
         return found
 
     async def _write(self, name: str, body: Mapping[str, Any], status: PoolStatus) -> bool:
-        """Write the status unless it is as it was; return whether it was written.
+        """Write the status if it has changed; return whether it was written.
 
-        KubeError `conflict` if somebody else has changed the pool.
+        KubeError `conflict` if another writer has changed the pool.
         """
         patch = merge_patch(body.get("status") or {}, write_pool_status(status))
         if not patch:

@@ -51,8 +51,8 @@ def job_view(
 ) -> JobAtMaster:
     """Translate a job reported by its master. A phase unknown to this release counts as waiting.
 
-    progress: through its data sets, as far as it was asked for. est_seconds: of one EST's part of a step, by
-    the workers that have measured it.
+    progress: of its datasets, if requested. est_seconds: of one EST's part of a step, from workers that have
+    measured it.
     """
     cost = job.cost
     return JobAtMaster(
@@ -163,7 +163,7 @@ def job_settings(spec: JobSpec) -> job_pb2.JobSettings:
 
 
 def scaling(spec: JobSpec, name: str, request_id: str) -> job_pb2.JobServiceScaleRequest:
-    """Build a Scale request that sets the scaling of the spec, and leaves the bounds as they are."""
+    """Build a Scale request that sets the spec's scaling and keeps the bounds."""
     wanted = settings_of(spec) or ScalingSettings()
     request = job_pb2.JobServiceScaleRequest(
         name=name,

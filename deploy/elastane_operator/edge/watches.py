@@ -1,7 +1,7 @@
-"""Follows the objects of one kind: a list, and watches one after the other from there, for ever.
+"""Follows the objects of one kind: a list, then consecutive watches, without end.
 
-A watch that fails is opened again where it was; `decisions.watching` says when a list has to come first. No
-failure ends it: the API server may be away for any time, and rights may be mended while the operator runs.
+A failed watch is reopened at its position; `decisions.watching` decides when a list is needed first. No
+failure is final: the API server may be down for any time, and rights may be fixed while the operator runs.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from elastane_common.backoff import backoff_seconds
 from elastane_operator.decisions.watching import Change, ListAgainError, Object, WatchState
 from elastane_operator.edge.kube import KubeClient, KubeError
 
-#: Bounds of the time after which the server ends a watch in good order. Drawn for each watch, so that those
-#: that were opened together do not all end at once.
+#: Bounds of the time after which the server ends a watch normally. Drawn for each watch, so that watches
+#: opened together do not all end at once.
 SERVER_SECONDS = (20.0, 30.0)
-#: A watch that is silent for longer than the server lets it last is dead. A server that restarted while the
-#: watch was being opened may never answer it.
+#: A watch that is silent beyond its duration at the server is dead. A server that restarted while the watch
+#: was being opened may never answer it.
 SILENCE_SECONDS = 5.0
-#: A watch that lasts this long works, even if nothing has happened in it.
+#: A watch that lasts this long works, even without events.
 SETTLED_SECONDS = 1.0
-#: After an outage of this length the server may have come back with an older state, without that version.
+#: After an outage of this length the server may have come back with an older state.
 LIST_AGAIN_SECONDS = 10.0
 RETRY_AFTER_SECONDS_MAX = 60.0
 _log = structlog.get_logger(__name__)
@@ -111,7 +111,7 @@ class Watch:
         self._reported.clear()
 
     def _failed(self, error: KubeError | ListAgainError) -> float:
-        """Note a failure; return the seconds to wait before the next attempt."""
+        """Record a failure; return the seconds to wait before the next attempt."""
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
@@ -127,5 +127,5 @@ class Watch:
 
 
 def _goes_on(error: KubeError) -> bool:
-    """True if the same watch may succeed later; False if the server wants no watch from this version."""
+    """True if the same watch may succeed later; False if the server rejects this version."""
     return error.status in (0, 401, 403, 429) or error.status >= 500

@@ -1,1 +1,1 @@
-"""The Kubernetes objects that the operator makes, as plain dictionaries. Pure."""
+"""Kubernetes objects created by the operator, as plain dictionaries. Pure."""

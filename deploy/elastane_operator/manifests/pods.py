@@ -2,7 +2,7 @@
 
 The container's command may be just `elastane run train.py`: job, master, credentials and the source of
 spot-termination notices are passed as variables. Values set by the user in the template take precedence.
-A parameter server is the same container with another command: it needs the torch of the script.
+A parameter server uses the same container with another command, because it needs the script's torch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CAPACITY = "ELASTANE_CAPACITY"
 _POD_IP = {"fieldRef": {"fieldPath": "status.podIP"}}
 _TLS_FOLDER = "/etc/elastane/tls"
 _TOKEN_FOLDER = "/etc/elastane/token"
-#: Fields of the template's container that are about its command.
+#: Fields of the template's container that concern its command.
 _OF_THE_COMMAND = (
     "args",
     "lifecycle",
@@ -91,7 +91,7 @@ def server_pod(identity: Identity, spec: JobSpec, index: int, master: str) -> di
     container = _container(pod, spec)
     pod["containers"] = [container]
     pod.pop("initContainers", None)
-    # The kubelet restarts a container that dies, later each time. Of one that has left, the pod has ended.
+    # The kubelet restarts a container that dies, with growing delays; after a regular exit the pod ends.
     pod["restartPolicy"] = "OnFailure"
     if servers.node_selector is not None:
         pod["nodeSelector"] = servers.node_selector
@@ -100,7 +100,7 @@ def server_pod(identity: Identity, spec: JobSpec, index: int, master: str) -> di
     for field in _OF_THE_COMMAND:
         container.pop(field, None)
     container["command"] = list(SERVER_COMMAND)
-    # Not those of the template: workers may have devices.
+    # Not the template's resources, as workers may have devices.
     container["resources"] = copy.deepcopy(servers.resources)
     values: list[dict[str, Any]] = [
         {"name": "ELASTANE_PS_ID", "value": f"ps-{index}"},
@@ -198,7 +198,7 @@ def _of_worker(pod: dict[str, Any], spec: JobSpec) -> list[dict[str, Any]]:
 def _reach_master(
     pod: dict[str, Any], container: dict[str, Any], identity: Identity, spec: JobSpec, master: str
 ) -> None:
-    """Add the job, its master, and what the pod needs to be let in there."""
+    """Add the job, its master, and the credentials for it."""
     values: list[dict[str, Any]] = [
         {"name": "ELASTANE_MASTER", "value": master},
         {"name": "ELASTANE_JOB", "value": job_name(identity, spec)},
@@ -220,9 +220,9 @@ def _reach_master(
 
 
 def _give_environment(container: dict[str, Any], values: list[dict[str, Any]], capacity: str) -> None:
-    """Put variables before the container's own, which stay as they are. capacity: empty: the container's."""
+    """Prepend variables to the container's own, which are kept. capacity: empty: the container's."""
     environment: list[dict[str, Any]] = container.setdefault("env", [])
-    if capacity:  # the nodes decide it, and the template is the same for both
+    if capacity:  # it depends on the node, and both kinds share the template
         environment = [each for each in environment if each["name"] != _CAPACITY]
         values.append({"name": _CAPACITY, "value": capacity})
     present = {each["name"] for each in environment}

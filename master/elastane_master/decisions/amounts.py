@@ -42,7 +42,7 @@ class PriceBook(msgspec.Struct, frozen=True, array_like=True):
     devices: dict[str, DevicePrice] = {}
 
     def of(self, device_type: str) -> tuple[int, int]:
-        """Return what a worker of this device type costs on spot and on demand."""
+        """Return the spot and on-demand price of a worker of this device type."""
         own = self.devices.get(device_type)
         if own is None:
             return self.spot_micros, self.on_demand_micros
@@ -77,7 +77,7 @@ class Amount(msgspec.Struct, frozen=True, array_like=True):
         return Amount(micros, rest)
 
     def rounded(self) -> int:
-        """Whole micros; half of one counts as one."""
+        """Whole micros, halves rounded up."""
         return self.micros + (2 * self.rest >= HOUR_NANOS)
 
 
@@ -192,11 +192,11 @@ class Workers(msgspec.Struct, array_like=True):
 class CostBook(msgspec.Struct):
     """Amounts charged up to `at`, and the workers charged for from then on.
 
-    at: nanoseconds since the Unix epoch; None: nothing yet. ring_workers, task_workers: who attends;
-    members: who of the former works. boundary: the step that is being done, and what `working` was when it
-    began; before: the same of the step before it; marks: of steps at which checkpoints were taken.
-    device_prices: other than those of all device types; expires_at: of the latter, when a newer price should
-    have come. devices: of what attended, by device type, since that is counted.
+    at: nanoseconds since the Unix epoch; None: nothing yet. ring_workers, task_workers: numbers with a
+    session; members: how many of the former work. boundary: the current step, and the value of `working` when
+    it began; before: the same for the previous step; marks: for steps at which checkpoints were taken.
+    device_prices: prices of single device types; expires_at: time by which a newer general price is due.
+    devices: charges by device type, since they are counted.
     """
 
     at: Nanos | None = None

@@ -26,8 +26,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
     place: its index in the previous ring, None for a joining worker. joined_order: increases with each join.
     step: steps applied to the weights it holds, -1 if it holds none that are usable. held: in quarantine.
-    hosted: its ESTs in the previous ring. rank: those of a lower rank are chosen first. units: of a pipeline,
-    those that it will hold when the ring goes on.
+    hosted: its ESTs in the previous ring. rank: candidates of lower rank are chosen first. units: units of a
+    pipeline that it will hold when the ring resumes.
     """
 
     worker: str
@@ -50,11 +50,11 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The ring as it should be, and why.
+    """The chosen ring, and why.
 
-    members: leader first; empty if no ring can be formed. reason: who is there, or what is missing. change:
-    how it differs from the ring before, if it is planned for a step boundary. replaces: the straggler whose
-    place another gets (stragglers.py). leaving: members of a pipeline that only hand over their units.
+    members: leader first; empty if no ring can be formed. reason: the members, or what is missing. change:
+    difference from the previous ring, if planned for a step boundary. replaces: the straggler that is
+    replaced (stragglers.py). leaving: members of a pipeline that only hand over their units.
     """
 
     members: tuple[Member, ...]
@@ -76,9 +76,10 @@ def even_ranges(ests: int, places: int) -> list[tuple[int, int]]:
 
 
 def balanced_counts(ests: int, places: Sequence[Capacity]) -> list[int]:
-    """Return how many ESTs each place hosts, one at least, so that the last is done as soon as possible.
+    """Return the number of ESTs per place, at least one each, that minimizes the time of the slowest.
 
-    Memory for fewer than `ests` ESTs in all limits nobody: the job would not train otherwise.
+    Memory limits are ignored if together they allow fewer than `ests` ESTs: the job could not train
+    otherwise.
     """
     most = _most(ests, places)
     counts = [1] * len(places)
@@ -134,9 +135,8 @@ def choose_members(
     Workers in quarantine are left out, unless there is no ring without them or they alone hold the state. At
     most min(workers_max or ests, ests) members, plus one if the only holder of the state drains. With one EST
     there can be no extra member: the draining holder then trains on alone or, if planned, is left out,
-    because the caller saves a checkpoint first. saves: so it does, too, where units of a pipeline cannot be
-    handed over. capacities: returns what each of these workers can carry;
-    None if ranges should be even.
+    because the caller saves a checkpoint first. saves: it also does so if units of a pipeline cannot be
+    handed over. capacities: returns the capacity of each of these workers; None if ranges should be even.
     """
     limit = min(workers_max or ests, ests)
     free = [candidate for candidate in candidates if not candidate.held]
@@ -165,7 +165,7 @@ def choose_members(
 
 
 def too_few(staying: int, needed: int, which: str = "at least") -> str:
-    """Say that no ring can be formed because only `staying` workers are there."""
+    """Explain that no ring can be formed because only `staying` workers are present."""
     return f"{staying} of {which} {needed} workers are there"
 
 
@@ -204,10 +204,10 @@ def _with_holder(
 def _with_units(
     chosen: list[Candidate], ordered: list[Candidate], ests: int, saves: bool
 ) -> tuple[list[Candidate], frozenset[str]]:
-    """Add those that alone hold units of a pipeline; return the ring, and who is in it only to hand over.
+    """Add workers that alone hold units of a pipeline; return the ring, and members that only hand over.
 
-    Where there is no room, newcomers wait for the next ring. If only those that leave would be left, the
-    others load a checkpoint that is saved first; without one those that leave train on.
+    If there is no room, newcomers wait for the next ring. If only leaving workers would remain, the others
+    load a checkpoint that is saved first; without a checkpoint the leaving ones continue to train.
     """
     extra: list[Candidate] = []
     missing = frozenset().union(*(one.units for one in ordered)) - _units(chosen)

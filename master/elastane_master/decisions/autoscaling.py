@@ -1,7 +1,7 @@
-"""Scaling by itself: how many workers a job asks for, where its user gave a purpose and not a number.
+"""Autoscaling: number of workers for a job whose user gave an objective instead of a number.
 
-Whoever starts workers (agent, hosts script, operator, runners) follows the target; workers beyond it stand by
-and are released. What the target should be is decided by `elastane_scheduler.autoscaling`.
+The programs that start workers (agent, hosts script, operator, runners) follow the target; surplus workers
+stand by and are released. `elastane_scheduler.autoscaling` decides the target.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ScalingView(msgspec.Struct, frozen=True):
 
 
 def checked(settings: JobSettings, now: float) -> JobSettings:
-    """Return the settings with their scaling in the form that is stored. Raises Rejection."""
+    """Return the settings with their scaling in stored form. Raises Rejection."""
     try:
         mode = parse_mode(settings.scaling, now, currency=settings.currency)
     except InvalidSettings as error:
@@ -75,13 +75,13 @@ def checked(settings: JobSettings, now: float) -> JobSettings:
 
 
 def asked(settings: JobSettings, event: ScaleRequested, now: float) -> JobSettings:
-    """Return the settings with what an operator asks of the scaling. Raises Rejection."""
+    """Return the settings with an operator's change of the scaling. Raises Rejection."""
     given = {name: value for name in SETTINGS if (value := getattr(event, name)) is not None}
     return checked(msgspec.structs.replace(settings, **given), now) if given else settings
 
 
 def begin(state: JobState) -> None:
-    """Begin anew with another mode, from the workers that train; what was measured still counts."""
+    """Start another mode from the current number of workers; measurements are kept."""
     state.scaling = begun(state)
 
 
@@ -124,7 +124,7 @@ def workers_target(state: JobState) -> int:
 
 
 def workers_asked(state: JobState) -> int:
-    """Return how many workers are to be started: the target, and one to stand by where that pays."""
+    """Return how many workers to start: the target, plus a standby if that pays off."""
     settings = state.settings
     most = min(settings.workers_max or settings.ests, settings.ests)
     wanted = workers_target(state) + stragglers.standbys_wanted(state)
@@ -132,9 +132,9 @@ def workers_asked(state: JobState) -> int:
 
 
 def _held_back(state: JobState) -> int:
-    """Return the number of workers of before while fewer are tried: they stand by, and may be needed again.
+    """Return the previous number of workers while fewer are tried: the others stand by meanwhile.
 
-    For no longer than new ones would take to start: from then on those that stand by cost more than these.
+    Only for as long as new workers would take to start; after that, standbys would cost more.
     """
     known = state.scaling.autoscaler
     is_tried = known.before > known.target == state.scaling.target
@@ -146,9 +146,9 @@ def _held_back(state: JobState) -> int:
 
 
 def step_prepared(ctx: DecisionContext, since: float) -> None:
-    """Note the time of the step that is prepared now, and decide if it is time. since: of the step before.
+    """Record the time of the step prepared now, and decide if due. since: time of the previous step.
 
-    Called at each boundary, before it is decided how the ring changes there.
+    Called at each boundary, before the change of the ring there is decided.
     """
     state, book = ctx.state, ctx.state.scaling
     if not state.settings.scaling:
@@ -203,15 +203,15 @@ def _look(ctx: DecisionContext) -> int:
 
 
 def _straggler(state: JobState) -> str:
-    """Return a member of the ring that is a straggler; empty: none is."""
+    """Return a straggler in the ring; empty if there is none."""
     slow = (one.worker for one in state.active_members() if one.straggler and not one.draining)
     return min(slow, default="")
 
 
 def suspends_if_spent(state: JobState) -> bool:
-    """Have a job whose budget is spent suspended, if its user wants that and it can be; return whether it is.
+    """Request suspension of a job whose budget is spent, if so configured and possible; return whether it is.
 
-    It is then suspended at the next step boundary, and who calls this elsewhere sees whether there is one.
+    The job is suspended at the next step boundary; other callers must check whether there is one.
     """
     if state.settings.over_budget != "suspend":
         return False
@@ -224,7 +224,7 @@ def suspends_if_spent(state: JobState) -> bool:
 
 
 def look_between(ctx: DecisionContext) -> None:
-    """Decide while a step is under way, if it could be decided at a boundary now."""
+    """Decide during a step, if a boundary would allow a decision now."""
     state, book = ctx.state, ctx.state.scaling
     is_measured = bool(book.times) and book.generation == state.ring.generation
     if is_measured and state.ring.stage is Stage.RUNNING and _may_change(state):
@@ -241,13 +241,13 @@ def why_suspended(state: JobState) -> str:
 
 
 def bounds(state: JobState, settings: JobSettings) -> Bounds:
-    """Return between which numbers of workers a job may choose: as asked, and as memory allows."""
+    """Return the range of numbers of workers that settings and memory allow."""
     most = settings.workers_most
     return Bounds(settings.ests, min(max(settings.workers_min, workers_fitting(state)), most), most)
 
 
 def workers_fitting(state: JobState) -> int:
-    """Return the least number of workers that has memory for all ESTs, as far as those that train say."""
+    """Return the smallest number of workers with memory for all ESTs, by the members' own reports."""
     ests, most_of_type = state.settings.ests, state.balance.ests_max
     limits = [
         min(record.ests_max or ests, most_of_type.get(record.device_type, ests))
@@ -257,10 +257,10 @@ def workers_fitting(state: JobState) -> int:
 
 
 def measurement(state: JobState, now: float) -> Measurement:
-    """Return what is seen of the job at a boundary. Of a ring not measured here: what its workers say."""
+    """Return the measurement of the job at a boundary; for a ring not measured here, its workers' reports."""
     book, members = state.scaling, state.active_members()
     is_measured = bool(book.times) and book.generation == state.ring.generation
-    # Of the window's first times those of a ring's beginning may be left out, and no others.
+    # Only the first times of a ring may be left out of the window.
     window = book.times if is_measured else ()
     times = settled(window) if book.steps <= WINDOW_STEPS else window
     left_out = len(window) - len(times)
@@ -287,9 +287,9 @@ def measurement(state: JobState, now: float) -> Measurement:
 
 
 def preview(state: JobState, settings: JobSettings, now: float) -> tuple[Decision, ...]:
-    """Return what would be decided with these settings from now on, if steps take what is predicted.
+    """Return the decisions that would follow from these settings if steps take the predicted time.
 
-    The first decision is the one that the job takes at its next boundary; changes nothing.
+    The first is the decision at the job's next boundary. Changes nothing.
     """
     mode = parse_mode(settings.scaling, now, currency=settings.currency)
     if mode is None:
@@ -303,7 +303,7 @@ def preview(state: JobState, settings: JobSettings, now: float) -> tuple[Decisio
 
 
 def view(state: JobState) -> ScalingView | None:
-    """Return the scaling of a job as it is shown; None if it does not scale by itself."""
+    """Return the view of a job's scaling; None if it does not scale by itself."""
     mode = mode_of(state)
     if mode is None:
         return None

@@ -1,19 +1,18 @@
-"""Balance of ESTs over workers of unlike speed: when unequal ranges pay, and whether they did.
+"""Balances ESTs over workers of different speed: when unequal ranges pay off, and whether they did.
 
 Workers measure how long an EST's part of a step takes on their device (`WorkerFigures`). Workers of one
-device type count as equally fast, so that noise moves no EST, unless one of them is far from the others, or
-a straggler (stragglers.py).
-Where all are alike, or the speed of one is unknown, ranges are even. A ring that changes anyway gets the best
-ranges; ranges alone are changed when
+device type count as equally fast, so that noise moves no EST, unless one of them is far from the others, or a
+straggler (stragglers.py). If all are equally fast, or the speed of one is unknown, ranges are even. A ring
+that changes anyway gets the best ranges; only ranges are changed when
 
     steps left x (T_old - T_new) > 2 x the time that a change takes
 
-and the step becomes shorter by 5 % or more, after a pause that doubles with each such change. What was
-measured may be wrong: if steps are longer afterwards, the ranges before come back, and ranges are even, or
-stay as they are, for ten minutes, then twenty.
+and the step becomes shorter by 5 % or more, after a pause that doubles with each such change. Measurements
+may be wrong: if steps are longer afterwards, the previous ranges come back, and ranges are even, or stay as
+they are, for ten minutes, then twenty.
 
-No worker hosts more ESTs than it has memory for by its own account, or than its device type has carried where
-a worker ran out of memory, as long as all together have enough.
+No worker hosts more ESTs than fit into its reported memory, or than its device type has carried after a
+worker ran out of memory, as long as all workers together have enough.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ SECONDS_MIN, SECONDS_MAX = 1e-6, 1e6
 
 
 def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported) -> None:
-    """Note what a worker has measured, if it has changed, and not too often."""
+    """Record a worker's measurements if they have changed, at limited frequency."""
     if event.device_type and not record.device_type:
         ctx.touch()
         cost.typed(ctx.state, record, event.device_type, ctx.now)
@@ -67,7 +66,7 @@ def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported)
         ctx.touch()
         record.est_seconds, record.measured_at = seconds, ctx.now
     _measured_memory(ctx, record, min(event.ests_max, ctx.state.settings.ests), is_soon)
-    # Steps are as long as at first until a worker has become faster or slower, which is news anyway.
+    # Step times stay the same until a worker's speed changes, which is recorded anyway.
     if (
         event.ring_generation == ctx.state.ring.generation
         and (has_changed or record.step_generation != event.ring_generation)
@@ -79,7 +78,7 @@ def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported)
 
 
 def _measured_memory(ctx: DecisionContext, record: WorkerRecord, ests_max: int, is_soon: bool) -> None:
-    """Note for how many ESTs a worker has memory, in no case more than the job has."""
+    """Record for how many ESTs a worker has memory, at most the job's number."""
     known = record.ests_max
     if ests_max and (not known or not is_soon) and abs(ests_max - known) > CHANGE_FRACTION_MIN * known:
         ctx.touch()
@@ -87,7 +86,7 @@ def _measured_memory(ctx: DecisionContext, record: WorkerRecord, ests_max: int, 
 
 
 def speeds(records: Sequence[WorkerRecord]) -> dict[str, float]:
-    """Return the seconds of an EST by worker, equal where they are alike; empty if one is unknown."""
+    """Return the seconds of an EST by worker, equal among similar workers; empty if one is unknown."""
     by_type: dict[str, list[float]] = {}
     for record in records:
         if record.est_seconds:
@@ -101,7 +100,7 @@ def speeds(records: Sequence[WorkerRecord]) -> dict[str, float]:
 
 
 def next_capacities(state: JobState, workers: Sequence[str]) -> dict[str, Capacity]:
-    """Return what workers can carry, for a ring that changes anyway. In a backoff all are equally fast."""
+    """Return workers' capacities for a ring that changes anyway; equal speeds during a backoff."""
     records = [state.workers[worker] for worker in workers]
     is_barred = state.decided_at < state.balance.backoff_until
     known = {} if is_barred else speeds(records)
@@ -109,16 +108,16 @@ def next_capacities(state: JobState, workers: Sequence[str]) -> dict[str, Capaci
 
 
 def capacity(state: JobState, record: WorkerRecord, est_seconds: Mapping[str, float]) -> Capacity:
-    """Return what a worker can carry. est_seconds: by worker; empty: all are as fast as each other."""
+    """Return a worker's capacity. est_seconds: by worker; empty: all are equally fast."""
     ests = state.settings.ests
     limit = min(record.ests_max or ests, state.balance.ests_max.get(record.device_type, ests))
     return Capacity(est_seconds.get(record.worker, 1.0), limit)
 
 
 def out_of_memory(state: JobState, record: WorkerRecord, device_type: str) -> None:
-    """Note that a worker ran out of memory: its device type hosts fewer ESTs from then on, if that helps.
+    """Record that a worker ran out of memory: its device type hosts fewer ESTs from now on, if that helps.
 
-    device_type: as its Bye says it; no heartbeat of it may have come yet.
+    device_type: from its Bye, as it may have sent no heartbeat yet.
     """
     member = state.ring.member(record.worker)
     hosted = member.end - member.start if member is not None else 0
@@ -128,7 +127,7 @@ def out_of_memory(state: JobState, record: WorkerRecord, device_type: str) -> No
 
 
 def may_change(state: JobState, now: float) -> bool:
-    """True if ranges alone may be changed now, whatever was measured."""
+    """True if a change of only the ranges is allowed now, apart from measurements."""
     book = state.balance
     if not is_turn(state):
         return False
@@ -151,7 +150,7 @@ def pause_seconds(changes: int) -> float:
 
 
 def pays(state: JobState, old_seconds: float, new_seconds: float) -> bool:
-    """True if ranges should change by which the slowest worker's part of a step takes `new_seconds`."""
+    """True if new ranges, whose slowest part of a step takes `new_seconds`, pay off."""
     gain, step_seconds = old_seconds - new_seconds, ring_step_seconds(state)
     if step_seconds is None or not state.total_steps:
         return False
@@ -166,9 +165,9 @@ def step_time(members: Sequence[Member], est_seconds: Mapping[str, float]) -> fl
 
 
 def announced(state: JobState, members: Sequence[Member], now: float, *, planned: bool) -> None:
-    """Note that the next ring is decided, while `state.ring` is still the one before.
+    """Record that the next ring is decided, while `state.ring` is still the previous one.
 
-    planned: at a step boundary. If it has the same workers, ranges are all that changes.
+    planned: at a step boundary. With the same workers, only ranges change.
     """
     book, ring = state.balance, state.ring
     reverts, book.reverts = book.reverts, False
@@ -181,7 +180,7 @@ def announced(state: JobState, members: Sequence[Member], now: float, *, planned
         book.backoff_seconds = min(2 * book.backoff_seconds, SECONDS_MAX) or BACKOFF_SECONDS
         book.backoff_until = now + book.backoff_seconds
     elif ring_step_seconds(state) is not None:
-        # Of the member that says the most: a straggler's figures show first how slow the ring has become.
+        # The highest report: a straggler's figures show first how slow the ring has become.
         told = [
             record.step_seconds
             for record in state.active_members()
@@ -199,12 +198,12 @@ def same_workers(one: Sequence[Member], other: Sequence[Member]) -> bool:
 
 
 def formed(state: JobState, seconds: float) -> None:
-    """Note the time from the announcement of a planned ring to its Go."""
+    """Record the time from the announcement of a planned ring to its Go."""
     state.balance.change_seconds = seconds
 
 
 def judge(state: JobState) -> None:
-    """Compare the steps before and after the last change of ranges alone, once both are known.
+    """Compare step times before and after the last change of only the ranges, once both are known.
 
     Called at a step boundary, whose event is stored in any case.
     """
@@ -221,7 +220,7 @@ def judge(state: JobState) -> None:
 
 
 def ring_step_seconds(state: JobState) -> float | None:
-    """Return the seconds of a step in the present ring; None until half of its members have measured them."""
+    """Return the seconds of a step in the current ring; None until half of its members have measured them."""
     members, ring = state.active_members(), state.ring.generation
     found = [record.step_seconds for record in members if record.step_generation == ring > 0]
     return statistics.median(found) if found and 2 * len(found) >= len(members) else None

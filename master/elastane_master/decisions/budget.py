@@ -1,7 +1,7 @@
-"""A job's budget is spent by time: also while no step ends, because workers wait, or a step takes long.
+"""Detects that a job's budget is spent, also between step boundaries.
 
-At step boundaries autoscaling.py looks at what is spent. Between them the moment is known: if nobody comes or
-goes and no price changes, the rest of the budget lasts until then, and a Tick is due.
+At step boundaries autoscaling.py checks the cost. Between them, when workers wait or a step takes long, the
+time is predictable as long as workers and prices stay the same, and a Tick is due then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elastane_scheduler.autoscaling.modes import Budget
 
 
 def spent_at(state: JobState) -> float | None:
-    """Return when a job's budget will be spent, and is to be looked at; None: never, as far as is known."""
+    """Return when a job's budget will be spent; None: never, as far as is known."""
     if not state.settings.scaling.startswith("budget=") or state.scaling.budget_spent:
         return None
     if state.phase in OVER or state.phase in HALTED or state.suspending or state.awaited():
@@ -24,7 +24,7 @@ def spent_at(state: JobState) -> float | None:
 
 
 def settle(ctx: DecisionContext) -> None:
-    """Notice, after any event, that the budget is spent: suspend the job, or choose the cheapest number."""
+    """After any event, react to a spent budget: suspend the job, or choose the cheapest number."""
     due = spent_at(ctx.state)
     if due is None or ctx.now < due:
         return
@@ -32,6 +32,6 @@ def settle(ctx: DecisionContext) -> None:
     ctx.state.scaling.budget_spent = True
     if not autoscaling.suspends_if_spent(ctx.state):
         autoscaling.look_between(ctx)
-    elif ctx.state.ring.stage is Stage.NONE:  # nobody trains, and what was done is in the checkpoint
+    elif ctx.state.ring.stage is Stage.NONE:  # nobody trains, and the work is in the checkpoint
         life.suspend(ctx, autoscaling.why_suspended(ctx.state))
         ring.dismiss(ctx)

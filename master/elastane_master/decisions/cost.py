@@ -7,7 +7,7 @@ neither loses nor repeats a charge, and replaying the stored events gives the sa
 
     attended    every worker, from its Hello until it is known to be gone
     idle        ring workers that stand by or wait, and members while no ring runs
-    working     members of a running ring, for steps that stand
+    working     members of a running ring, for steps that remain valid
     replayed    members of a running ring, for work that was thrown away; moved there from `working`
     useful      attended less idle and replayed: what is left
     baseline    the on-demand price of useful time whose own price is known
@@ -54,12 +54,12 @@ def prices(state: JobState) -> PriceBook:
 
 
 def price_micros(state: JobState, device_type: str, capacity: Capacity) -> int:
-    """Return what a worker of this device type and capacity costs an hour now, in micros; 0: unknown."""
+    """Return the current hourly price of a worker of this device type and capacity, in micros; 0: unknown."""
     return prices(state).of(device_type)[capacity == "on_demand"]
 
 
 def charge(state: JobState, now: float) -> None:
-    """Charges the time since the last charge: asked before anything that changes who or what is charged."""
+    """Charge the time since the last charge. Called before any change of workers, stages or prices."""
     book, at = state.cost, nanos(now)
     since = 0 if book.at is None else at - book.at
     book.at = at if book.at is None else max(book.at, at)
@@ -74,13 +74,13 @@ def charge(state: JobState, now: float) -> None:
 
 
 def joined(state: JobState, record: WorkerRecord, now: float) -> None:
-    """A worker attends from now on."""
+    """Count a worker that has joined."""
     charge(state, now)
     _attending(state.cost, record).add(record.capacity, record.device_type)
 
 
 def typed(state: JobState, record: WorkerRecord, device_type: str, now: float) -> None:
-    """The device type of a worker that attends is known from now on: sets it in the record."""
+    """Set the device type of a worker in its record, now that it is known."""
     charge(state, now)
     attending = _attending(state.cost, record)
     attending.add(record.capacity, record.device_type, -1)
@@ -90,13 +90,13 @@ def typed(state: JobState, record: WorkerRecord, device_type: str, now: float) -
 
 
 def left(state: JobState, record: WorkerRecord, now: float) -> None:
-    """A worker is gone."""
+    """Count a worker that is gone."""
     charge(state, now)
     _attending(state.cost, record).add(record.capacity, record.device_type, -1)
 
 
 def ring_key(state: JobState) -> Key:
-    """Return a value that changes whenever other members start to work."""
+    """Return a value that changes whenever the set of working members changes."""
     return state.ring.generation, state.ring.stage, len(state.ring.gone)
 
 
@@ -125,7 +125,7 @@ def prepared(state: JobState, now: float) -> None:
 
 
 def checkpointed(state: JobState, step: int) -> None:
-    """A checkpoint is taken at the boundary before `step`: history may go back to there."""
+    """Record a checkpoint at the boundary before `step`: history may go back to there."""
     book = state.cost
     book.marks.pop(step, None)
     book.marks[step] = _working_at(book, step)
@@ -134,7 +134,7 @@ def checkpointed(state: JobState, step: int) -> None:
 
 
 def dropped(state: JobState, now: float) -> None:
-    """The step in flight is thrown away: the ring changes or is stopped. After the last one there is none."""
+    """Count the step in flight, if any, as discarded: the ring changes or is stopped."""
     if state.all_committed:
         return
     charge(state, now)
@@ -142,12 +142,12 @@ def dropped(state: JobState, now: float) -> None:
 
 
 def resumed(state: JobState, step: int, now: float) -> None:
-    """Training resumes at `step`: later work was lost, and counts as replayed."""
+    """Resume at `step`: later work was lost and counts as replayed."""
     charge(state, now)
     book = state.cost
     if step < book.boundary[0]:
         _replay(book, _working_at(book, step))
-    elif step > book.boundary[0]:  # steps that the store forgot are whole again: no work was charged for them
+    elif step > book.boundary[0]:  # restored steps that the store had lost: no work was charged for them
         checkpointed(state, book.boundary[0])
         book.marks[step] = book.working
     book.marks = {marked: counters for marked, counters in book.marks.items() if marked <= step}
@@ -159,9 +159,9 @@ def resumed(state: JobState, step: int, now: float) -> None:
 
 
 class DeviceCostView(msgspec.Struct, frozen=True):
-    """Cost of the workers of one device type, as job.proto's DeviceCost; "": whose type is not known.
+    """Cost of the workers of one device type, as job.proto's DeviceCost; "": of unknown type.
 
-    The prices are those that hold for it now. expires_at: when a newer price should have come, if known.
+    Prices are the current ones. expires_at: time by which a newer price is due, if known.
     """
 
     device_type: str
@@ -178,8 +178,8 @@ class DeviceCostView(msgspec.Struct, frozen=True):
 class CostView(msgspec.Struct, frozen=True):
     """Cost of a job, as job.proto's Cost; savings: None while there is no baseline.
 
-    devices: by device type, of those that have worked or have a price of their own. expires_at: of the prices
-    of all device types, when newer ones should have come, if known.
+    devices: by device type, for types that have worked or have their own price. expires_at: time by which
+    newer general prices are due, if known.
     """
 
     currency: str
@@ -202,7 +202,7 @@ class CostView(msgspec.Struct, frozen=True):
     devices: tuple[DeviceCostView, ...] = ()
 
     def is_stale(self, now: float) -> bool:
-        """True if a newer price should have come: the last ones are kept."""
+        """True if a newer price is overdue; the last ones are kept."""
         expiries = (self.expires_at, *(device.expires_at for device in self.devices))
         return any(expires_at is not None and expires_at <= now for expires_at in expiries)
 
@@ -239,7 +239,7 @@ def view(state: JobState, now: float) -> CostView:
 
 
 def spent(state: JobState, now: float) -> Spent:
-    """The cost up to `now`, as events tell it."""
+    """Return the cost up to `now` in the form of events."""
     cost = view(state, now)
     priced = bool(cost.spot_price_micros or cost.on_demand_price_micros or cost.spent_micros)
     figures = {name: getattr(cost, name) for name in Spent.__struct_fields__ if name != "priced"}
@@ -247,7 +247,7 @@ def spent(state: JobState, now: float) -> Spent:
 
 
 def spent_at(state: JobState, micros: int) -> float | None:
-    """Return when the job has cost so much, if those who attend stay and prices, too; None: never.
+    """Return when the job will have cost this much if workers and prices stay the same; None: never.
 
     In seconds since the epoch; it may be past.
     """
@@ -272,7 +272,7 @@ def _chargeable(book: CostBook, since: int) -> int:
 
 
 def _by_device(book: CostBook, since: int, at_prices: PriceBook) -> dict[str, Charges]:
-    """Return what attended by device type, with another `since` nanoseconds."""
+    """Return attended charges by device type, with another `since` nanoseconds."""
     charges = dict(book.devices)
     for workers in (book.ring_workers, book.task_workers):
         for device_type, spot, on_demand in workers.groups():
@@ -287,7 +287,7 @@ def _by_device(book: CostBook, since: int, at_prices: PriceBook) -> dict[str, Ch
 def _device_views(
     book: CostBook, since: int, at_prices: PriceBook, attended: Charges
 ) -> tuple[DeviceCostView, ...]:
-    """Return the cost by device type; what was charged before types were counted is of type ""."""
+    """Return the cost by device type; charges from before types were counted have type ""."""
     charges = _by_device(book, since, at_prices)
     known = Charges()
     for device_type, of_type in charges.items():

@@ -1,11 +1,11 @@
-"""A deadline where workers may be on demand: what the job asks for on spot and on demand, and who trains.
+"""Deadlines with on-demand workers: the spot and on-demand workers that a job requests, and who trains.
 
-`elastane_scheduler.autoscaling.spot_deadline` decides; here it is told what there is. It is asked every
-POLL_SECONDS, and when workers come or go: the last moment to go on demand comes also while nobody trains.
+`elastane_scheduler.autoscaling.spot_deadline` decides, from the state collected here. It is called every
+POLL_SECONDS, and when workers come or go, also while nobody trains.
 
-What spot offers shows only when it is asked for, so the job always asks for the widest rung on spot. Where
-there are more workers than are wanted, those of the wrong class stand by, and whoever started them gives them
-back; nobody who trains is stopped before another is there to take its place.
+Spot availability is only known by requesting it, so the job always requests its largest useful number on
+spot. If there are more workers than wanted, those of the wrong class stand by and are released by the program
+that started them; no training worker is stopped before its replacement has joined.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def next_look(state: JobState) -> float | None:
 
 
 def ranks(state: JobState, workers: Iterable[WorkerRecord]) -> dict[str, int]:
-    """Return whom the ring takes first: as many on demand as are wanted, then spot, then the others.
+    """Return the ranks of workers for the ring: the wanted on-demand ones first, then spot, then the rest.
 
-    Empty where capacity makes no difference.
+    Empty if capacity makes no difference.
     """
     if not autoscaling.is_on_spot(state.settings):
         return {}
@@ -77,7 +77,7 @@ def ranks(state: JobState, workers: Iterable[WorkerRecord]) -> dict[str, int]:
 
 
 def preview(state: JobState, settings: JobSettings, now: float) -> tuple[Decision, ...]:
-    """Return what would be decided with these settings now; changes nothing."""
+    """Return the decision that these settings would lead to now; changes nothing."""
     is_same = settings.scaling == state.settings.scaling
     found = _decided(state, settings, state.scaling.spot.memory if is_same else SpotMemory(), now)
     if found is None:
@@ -91,10 +91,11 @@ def preview(state: JobState, settings: JobSettings, now: float) -> tuple[Decisio
 
 
 def measured(state: JobState, settings: JobSettings) -> SpotBook:
-    """Return the book with the numbers of workers that pay within the job's bounds, as measured.
+    """Return the book with the useful numbers of workers within the job's bounds, as measured.
 
-    Until whole steps of a ring were measured, nothing is known; while nobody trains, what was measured last.
-    What a step needs besides its ESTs is known for the numbers that have trained; for others, the longest.
+    Nothing is known until whole steps of a ring were measured; while nobody trains, the last measurement
+    counts. The time of a step besides its ESTs is known for numbers that have trained; others get the
+    longest.
     """
     members, book, ests = state.active_members(), state.scaling.spot, settings.ests
     known = [record.est_seconds for record in members if record.est_seconds]
@@ -136,7 +137,7 @@ def _look(ctx: DecisionContext) -> None:
 def _decided(
     state: JobState, settings: JobSettings, memory: SpotMemory, now: float
 ) -> tuple[SpotBook, SpotDecision, int, int] | None:
-    """Return what is measured, the policy's decision, and the targets that follow: all, and on demand."""
+    """Return the measurement, the policy's decision, and the resulting targets: total and on demand."""
     mode = parse_mode(settings.scaling, now)
     if not isinstance(mode, Deadline):
         return None
@@ -163,7 +164,7 @@ def _decided(
     if book.rungs and not total:
         unknown = "the number of steps is unknown: there is no last moment, and spot is waited for"
         decision = msgspec.structs.replace(decision, reason=unknown)
-    # As many as may train, while no rung is known.
+    # While no useful number is known, the maximum.
     wanted = decision.spot_target + decision.on_demand_target if view.rungs else most
     target = max(min(wanted, most), min(settings.workers_min, most), 1)
     return book, decision, target, min(decision.on_demand_target, target)
@@ -176,7 +177,7 @@ def _policy(settings: JobSettings) -> SpotPolicy:
 
 
 def _is_wanted(state: JobState) -> bool:
-    """True if steps are left to train, and nobody may return any more after a restart of the master."""
+    """True if steps are left to train, and no worker may return any more after a restart of the master."""
     if state.phase in OVER or state.phase in HALTED or state.all_committed:
         return False
     return not state.awaited()

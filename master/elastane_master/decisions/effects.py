@@ -40,7 +40,7 @@ class Welcome(Message, frozen=True, tag=True):
 
 
 class Prepare(Message, frozen=True, tag=True):
-    """prepared_until: to members of a pipeline: apply what you have reported of the steps before it."""
+    """prepared_until: members of a pipeline apply reported steps before this one first."""
 
     generation: int
     members: tuple[Member, ...]
@@ -49,14 +49,14 @@ class Prepare(Message, frozen=True, tag=True):
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """Checkpoints that may be spoiled: of later steps than step_max, of generations up to generation_max."""
+    """Possibly corrupted checkpoints: of steps after step_max, of generations up to generation_max."""
 
     step_max: int
     generation_max: int
 
 
 class CheckOrder(msgspec.Struct, frozen=True):
-    """Say what gradients you have for this EST in this step; parts: its context, where you do not host it."""
+    """Asks for the digest of this EST's gradients in this step; parts: its context, if not hosted here."""
 
     step: int
     rank: int
@@ -71,7 +71,7 @@ class Load(Message, frozen=True, tag=True):
 
 
 class IntervalDecided(Message, frozen=True, tag=True):
-    """contexts: of ESTs of the addressee, known whole. refusal: the job ends, and why."""
+    """contexts: complete ones, of the addressee's ESTs. refusal: the reason if the job ends."""
 
     generation: int
     step: int
@@ -81,7 +81,7 @@ class IntervalDecided(Message, frozen=True, tag=True):
 
 
 class PipelineStage(msgspec.Struct, frozen=True):
-    """Units [first_unit, end_unit) on members of the ring, by their places: see pipeline.proto."""
+    """Units [first_unit, end_unit) and their members, by place in the ring: see pipeline.proto."""
 
     first_unit: int
     end_unit: int
@@ -91,7 +91,7 @@ class PipelineStage(msgspec.Struct, frozen=True):
 
 
 class UnitSource(msgspec.Struct, frozen=True):
-    """Who holds units [first_unit, end_unit) at the resumed step; else a checkpoint, or the initial state."""
+    """Source of units [first_unit, end_unit) at the resumed step: members, checkpoint, or initial state."""
 
     first_unit: int
     end_unit: int
@@ -100,7 +100,7 @@ class UnitSource(msgspec.Struct, frozen=True):
 
 
 class PipelinePlan(msgspec.Struct, frozen=True):
-    """How the units are run in one generation of the ring.
+    """Assignment of units to members in one generation of the ring.
 
     step_seconds: predicted; 0.0: not known. checkpoint_url: folder of the sources' checkpoints.
     """
@@ -197,9 +197,9 @@ class Close(Effect, frozen=True, tag=True):
 
 
 class Note(Effect, frozen=True, tag=True):
-    """An event of the job's history, and beside it what people read of it: see `elastane_proto.history`.
+    """An event of the job's history with its text: see `elastane_proto.history`.
 
-    kind, worker, reason, facts: its text, cut where it is too long; the event is whole.
+    kind, worker, reason, facts: its text, truncated if too long; the event is complete.
     """
 
     kind: str
@@ -212,11 +212,11 @@ class Note(Effect, frozen=True, tag=True):
 
     @classmethod
     def of(cls, event: AnyHistoryEvent, generation: int = 0, step: int = 0) -> Note:
-        """Return the note of an event that was decided just now."""
+        """Return the note of a new event."""
         return cls(event.kind, describe(event), event.about, generation, step, facts_text(event), event)
 
     def dated(self, at: float, sequence: int = 0) -> DatedEvent:
-        """As the readers of history take it. at: when it was decided."""
+        """Return the dated event for readers of history. at: time of the decision."""
         return DatedEvent(
             sequence,
             at,
@@ -229,7 +229,7 @@ class Note(Effect, frozen=True, tag=True):
         )
 
     def cut(self, clip: Callable[[str], str]) -> Note:
-        """The note with `clip` of its texts: workers and scripts write into them. Data stays whole."""
+        """Return the note with truncated texts, which workers and scripts write into; data stays complete."""
         facts = {name: clip(text) for name, text in self.facts.items()}
         reason, event = clip(self.reason), clipped(self.event, clip)
         return msgspec.structs.replace(self, reason=reason, facts=facts, event=event)
@@ -247,8 +247,8 @@ class Commit(Effect, frozen=True, tag=True):
 class TaskCommit(Effect, frozen=True, tag=True, gc=False, omit_defaults=True):
     """Append to the committed history: dynamic tasks `index` to `index` + count - 1 are DONE.
 
-    start, end: positions of all of them; task_size: of each but the last. reopened: how often the task had
-    been opened again, of tasks that push.
+    start, end: positions of all of them; task_size: of each but the last. reopened: for tasks that push, how
+    often the task had been reopened.
     """
 
     dataset: str

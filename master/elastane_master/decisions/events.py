@@ -37,7 +37,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class PipelineUnit(msgspec.Struct, frozen=True):
-    """A consecutive part of a model that is never cut, as in pipeline.proto. Times of 0: not measured."""
+    """A consecutive, indivisible part of a model, as in pipeline.proto. Times of 0: not measured."""
 
     name: str
     parameter_bytes: int = 0
@@ -111,9 +111,9 @@ class StepTask(msgspec.Struct, frozen=True):
 class WorkerJoined(Event, frozen=True, tag=True):
     """Hello. `generation`/`applied_step`/`holds_state` count on a reconnect.
 
-    history_generation: of which history its weights are (held_state.py); 0: not known. process,
-    process_started_seconds, process_clock: tell it from another process of the same worker id, and which of
-    them is newer (processes.py). memory_bytes: of a pipeline: that its stage may use; 0: not known.
+    history_generation: the history that its weights belong to (held_state.py); 0: not known. process,
+    process_started_seconds, process_clock: identify the process among those of its worker id, and their order
+    (processes.py). memory_bytes: of a pipeline: memory limit of its stage; 0: not known.
     """
 
     worker: str
@@ -224,7 +224,7 @@ class CheckReported(Event, frozen=True, tag=True):
 
 
 class IntervalReported(Event, frozen=True, tag=True):
-    """A member is before the first step of an epoch (see IntervalReport in ring.proto)."""
+    """A member has reached the first step of an epoch (see IntervalReport in ring.proto)."""
 
     worker: str
     session: str
@@ -315,9 +315,9 @@ class StateDetailed(Event, frozen=True, tag=True):
 
 
 class ScaleRequested(Event, frozen=True, tag=True):
-    """workers_min: 0: as it is, or workers_max where that is less. workers_max: 0: as it is.
+    """workers_min: 0: unchanged, or workers_max if that is less. workers_max: 0: unchanged.
 
-    scaling: "off": the job no longer scales by itself. None: as it is.
+    scaling: "off": the job no longer scales by itself. None: unchanged.
     """
 
     request_id: str
@@ -389,8 +389,8 @@ class DatasetCreated(Event, frozen=True, tag=True):
 class TaskReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """lives_sum: of a task that pushes, the slots' lives in its answers; None: it has not pushed.
 
-    map_generations: of the slot maps that these answers were given by. returned: it is given back, and
-    `error` says why. non_finite: its gradients have a NaN or an infinity.
+    map_generations: generations of the slot maps of these answers. returned: the task is given back, for the
+    reason in `error`. non_finite: its gradients have a NaN or an infinity.
     """
 
     epoch: int
@@ -407,8 +407,8 @@ class TaskReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class TasksRequested(Event, frozen=True, tag=True, gc=False):
     """LeaseTasks: reports first, then leases. The result is a `LeaseResult`.
 
-    runs: tasks that follow one another may be leased as one. unanswered: requests before this one that may
-    be repeated too; 63 where later ones may have been decided on. leaves: its leases end after the reports.
+    runs: consecutive tasks may be leased as one. unanswered: number of earlier requests that may be repeated;
+    63 if later ones may have been decided on. leaves: its leases end after the reports.
     """
 
     request_id: str
@@ -433,15 +433,15 @@ class DatasetExtended(Event, frozen=True, tag=True):
 
 
 class MasterStarted(Event, frozen=True, tag=True):
-    """A master took the job over from the store: every session is gone, members may return."""
+    """A master took the job over from the store: all sessions are gone, members may return."""
 
     master: str
 
 
 class PipelinePlanned(Event, frozen=True, tag=True):
-    """A plan was made beside the event loop for the ring of `generation` (replanning.py).
+    """The planner thread has made a plan for the ring of `generation` (replanning.py).
 
-    step_seconds_now: of a step with the plan that runs, as predicted by the same figures.
+    step_seconds_now: predicted step time of the current plan, from the same measurements.
     """
 
     generation: int
@@ -450,7 +450,7 @@ class PipelinePlanned(Event, frozen=True, tag=True):
 
 
 class Tick(Event, frozen=True, tag=True):
-    """Time passes; `now` says how far. Stored only if it changed something."""
+    """Time has passed, to `now`. Stored only if it changed something."""
 
 
 AnyEvent = (
@@ -501,7 +501,7 @@ class Rejection(Exception):  # noqa: N818 - the field's word for a refused event
 
 
 class RefusedLate(Exception):  # noqa: N818 - says what happened
-    """An event was refused after it had changed the state: a bug in a decision. refusal: what it raised."""
+    """An event was refused after it had changed the state: a bug in a decision. refusal: the raised error."""
 
     def __init__(self, refusal: Rejection) -> None:
         super().__init__(f"refused after a change of the state: {refusal}")

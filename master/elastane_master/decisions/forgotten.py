@@ -60,7 +60,7 @@ def notice(ctx: DecisionContext, event: WorkerJoined) -> None:
             event.worker,
         )
         if ring.stage is Stage.RUNNING:
-            cost.dropped(state, ctx.now)  # by the store it trains; its members know that it is over
+            cost.dropped(state, ctx.now)  # the store says that it trains; its members know that it is over
         ring.generation = event.generation + 1
     elif held_state.is_foreign(state, event):
         began = event.history_generation

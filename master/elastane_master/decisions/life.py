@@ -88,7 +88,7 @@ def check_workers(ests: int, workers_min: int, workers_max: int) -> None:
 
 
 def set_phase(ctx: DecisionContext, phase: Phase, reason: str, event: AnyHistoryEvent | None = None) -> None:
-    """Enters a phase, or changes the reason for being in it. event: what tells of it if it says more."""
+    """Enter a phase, or change the reason for it. event: reports it instead, if it is more specific."""
     state = ctx.state
     if (state.phase, state.reason) == (phase, reason):
         return
@@ -99,7 +99,7 @@ def set_phase(ctx: DecisionContext, phase: Phase, reason: str, event: AnyHistory
 
 
 def _tell_cost(ctx: DecisionContext, phase: Phase) -> None:
-    """Tells people what the job has cost so far."""
+    """Record an event with the cost of the job so far."""
     ctx.note(history.JobCost(phase, cost.spent(ctx.state, ctx.now)))
 
 
@@ -139,7 +139,7 @@ def suspend(ctx: DecisionContext, reason: str) -> None:
 
 
 def halt(ctx: DecisionContext, phase: Phase, reason: str, event: AnyHistoryEvent | None = None) -> None:
-    """Stops training and sends every worker away until Resume. phase: one of HALTED.
+    """Stop training and release all workers until Resume. phase: one of HALTED.
 
     event: as of `set_phase`.
     """

@@ -1,10 +1,9 @@
 """Bandwidth between the hosts of a pipeline's workers, as receivers measure it.
 
-Kept of each pair of hosts is the median of the last values; a value is what the workers that are on them now
-say, their median if they differ. Another one is taken once it is more than a tenth away from what is kept,
-and at most every ten seconds from each worker. Another plan is looked for only if it would be made with other
-figures. What is kept of hosts that are gone stays until the room is needed: they may come back. Of a pair
-without any value, `elastane_planner.links` says what is assumed.
+For each pair of hosts the median of the last values is kept; a value is the median of the reports of workers
+now on these hosts. A new value is recorded if it differs by more than a tenth from the kept one, at most
+every ten seconds per worker. Planning is repeated only if its inputs have changed. Values of hosts that are
+gone stay until the room is needed, as they may come back. `elastane_planner.links` fills in unknown pairs.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ PAIRS_MAX = 2048
 
 
 def host_of(record: WorkerRecord) -> str:
-    """Return by what a worker's links are known."""
+    """Return the host under which a worker's links are stored."""
     return record.host or record.worker
 
 
 def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported) -> None:
-    """Note what a worker has measured of the links to it, if it has changed, and not too often."""
+    """Record a worker's measurements of links to it if they have changed, at limited frequency."""
     state, book = ctx.state, ctx.state.pipeline
     if not state.unit_count or not event.link_workers:
         return
@@ -69,7 +68,7 @@ def _differs(known: float | None, value: float) -> bool:
 
 
 def _value(state: JobState, record: WorkerRecord, own: dict[str, float], source: str) -> float:
-    """Return the bandwidth from a host to that of `record`, as the workers on it say. own: of `record`."""
+    """Return the bandwidth from a host to that of `record`, by its workers' reports. own: of `record`."""
     target, others = host_of(record), [one for one in state.workers.values() if one is not record]
     links = [own, *(one.links for one in others if host_of(one) == target)]
     found = (
@@ -82,7 +81,7 @@ def _value(state: JobState, record: WorkerRecord, own: dict[str, float], source:
 
 
 def _with_room(state: JobState) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Return what is known of pairs of hosts; if there is no room for another pair, of present hosts."""
+    """Return the values of all pairs of hosts; without room for another pair, only of present hosts."""
     known = state.pipeline.links
     if sum(map(len, known.values())) < PAIRS_MAX:
         return known
@@ -100,7 +99,7 @@ def _planned_with(told: tuple[float, ...]) -> float:
 
 
 def between(state: JobState, hosts: Iterable[str]) -> dict[tuple[str, str], float]:
-    """Return the bandwidth that was measured between these hosts, by (source, target)."""
+    """Return the measured bandwidth between these hosts, by (source, target)."""
     wanted, known = set(hosts), state.pipeline.links
     return {
         (source, target): statistics.median(told)
@@ -111,6 +110,6 @@ def between(state: JobState, hosts: Iterable[str]) -> dict[tuple[str, str], floa
 
 
 def matrix(state: JobState, records: Iterable[WorkerRecord]) -> tuple[tuple[float, ...], ...]:
-    """Return the bandwidth between workers as the planner gets it."""
+    """Return the bandwidth matrix of workers for the planner."""
     hosts = [host_of(record) for record in records]
     return bandwidth_matrix(hosts, between(state, hosts), exact=False)

@@ -99,7 +99,7 @@ _decoder = msgspec.msgpack.Decoder(Stored)
 
 
 def version_of(snapshot: bytes) -> int:
-    """The form that a snapshot's state is in, whether it can be restored or not; 0: it is no snapshot."""
+    """Return the format version of a snapshot, even if it cannot be restored; 0: it is no snapshot."""
     try:
         return _version.decode(snapshot).version
     except (msgspec.DecodeError, UnicodeDecodeError):

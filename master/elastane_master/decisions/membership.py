@@ -1,7 +1,7 @@
 """Membership: which workers the ring should have, and why each of them is in it or not.
 
-`next_members` decides and gives its reason in one answer, a `Choice`. Whoever tells people about it takes the
-words from that choice.
+`next_members` returns its decision with the reason, a `Choice`. All messages about it use the words of that
+choice.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def next_members(
     by_speed: bool = True,
     without: str = "",
 ) -> Choice:
-    """Choose the ring as it should be now.
+    """Choose the ring that the job should have now.
 
-    planned: at a step boundary. by_speed: False if only its workers matter, and not their ranges. without: a
-    worker that is to have no place.
+    planned: at a step boundary. by_speed: False if only the set of workers matters, not their ranges.
+    without: a worker to leave out.
     """
     workers = [
         record
@@ -85,17 +85,17 @@ def next_members(
         workers_max=most_members(state),
         planned=planned,
         saves=planned and bool(state.settings.checkpoint_url),
-        # A member of a pipeline is home to its ESTs, and computes a stage of them all: ranges are even.
+        # A member of a pipeline hosts its ESTs, but computes a stage for all of them: ranges are even.
         capacities=partial(balance.next_capacities, state) if by_speed and not state.unit_count else None,
     )
 
 
 def planned_members(ctx: DecisionContext) -> Choice | None:
-    """Choose the ring to change to at a step boundary; None if it is right as it is.
+    """Choose the ring to change to at a step boundary; None for no change.
 
-    Newcomers alone are a reason only once they have been gathered for the join window, or fill the ring. With
-    the same workers, another in the place of a straggler is a reason (stragglers.py), and other ranges are,
-    if they pay (balance.py).
+    Newcomers alone are a reason only once the join window is over, or if they fill the ring. Further reasons
+    are the replacement of a straggler (stragglers.py), and other ranges for the same workers if they pay off
+    (balance.py).
     """
     state = ctx.state
     choice = next_members(state, planned=True, by_speed=False)
@@ -116,7 +116,7 @@ def planned_members(ctx: DecisionContext) -> Choice | None:
 
 
 def _other_stages(state: JobState, choice: Choice) -> Choice | None:
-    """Choose the present ring with another plan of its pipeline; None if it stays as it is."""
+    """Choose the current ring with another plan of its pipeline; None for no change."""
     if set(choice.leaving) - set(state.ring.leaving):
         who = ", ".join(worker for worker in choice.leaving if worker not in state.ring.leaving)
         return msgspec.structs.replace(choice, change=f"{who} hands over its units before it leaves")
@@ -126,7 +126,7 @@ def _other_stages(state: JobState, choice: Choice) -> Choice | None:
 
 
 def _other_ranges(state: JobState, choice: Choice, now: float) -> Choice | None:
-    """Choose other ranges for the workers of the present ring, if that pays; None if it stays as it is."""
+    """Choose other ranges for the workers of the current ring, if that pays off; None for no change."""
     before = state.ring.members
     if not before or not balance.may_change(state, now):
         return None
@@ -152,13 +152,13 @@ def _other_ranges(state: JobState, choice: Choice, now: float) -> Choice | None:
 
 
 def most_members(state: JobState) -> int:
-    """Number of workers that may train; further ones stand by. The target of a job that scales by itself."""
+    """Return how many workers may train; further ones stand by. With autoscaling, the target."""
     settings = state.settings
     return autoscaling.workers_target(state) if settings.scaling else settings.workers_most
 
 
 def is_full(state: JobState, choice: Choice) -> bool:
-    """True if nobody could be added, so that there is no reason to gather further newcomers."""
+    """True if no worker could be added, so that there is no reason to wait for further newcomers."""
     return len(choice.members) >= most_members(state)
 
 
@@ -177,12 +177,12 @@ def may_grow(state: JobState) -> bool:
 
 
 def standing_by(choice: Choice) -> str:
-    """Say why a worker that could train is not in the ring."""
+    """Return why a worker that could train is not in the ring."""
     return f"stands by: the ring has its {len(choice.members)} workers"
 
 
 def explain_places(state: JobState, choice: Choice) -> None:
-    """Record for each worker why it is where it is, now that the ring is as chosen."""
+    """Record for each worker the reason for its place, after the ring was chosen."""
     for record in state.ring_workers():
         member = state.ring.member(record.worker)
         if member is not None:
@@ -198,7 +198,7 @@ def explain_places(state: JobState, choice: Choice) -> None:
 
 
 def _missing(state: JobState, staying: int) -> str:
-    """Say why no ring can be formed."""
+    """Return why no ring can be formed."""
     if not staying and state.ring.generation:
         saved = state.checkpoints.saved_step
         source = f"the checkpoint of step {saved}" if saved >= 0 else "the initial state"
@@ -214,7 +214,7 @@ def _missing(state: JobState, staying: int) -> str:
 
 
 def _change(state: JobState, choice: Choice) -> str:
-    """Say how the chosen ring differs from the one that trains."""
+    """Describe how the chosen ring differs from the one that trains."""
     before, after = set(state.ring.names()), {member.worker for member in choice.members}
     reasons = [f"{member.worker} joins" for member in choice.members if member.worker not in before]
     for worker in state.ring.names():

@@ -13,7 +13,7 @@ def prepare(state: JobState, worker: str) -> Prepare:
     """Prepare of the current generation; without members for a worker that is not in it."""
     ring = state.ring
     members = ring.members if ring.member(worker) else ()
-    # Of a pipeline no unit may stay a step behind another: what is prepared is applied first.
+    # In a pipeline no unit may stay a step behind another: prepared steps are applied first.
     applies = state.unit_count and worker in ring.finishing
     return Prepare(ring.generation, members, ring.reason, state.steps.current if applies else None)
 
@@ -54,7 +54,7 @@ def _rendezvous_key(state: JobState) -> bytes:
 
 
 def _interval(state: JobState) -> IntervalDecided | None:
-    """Verdict on the code that runs before the resumed step; ESTs known whole are whole in the contexts."""
+    """Decision on the code before the resumed step; complete ESTs are already in the contexts."""
     step = state.ring.resume_step
     interval = state.steps.intervals.get(step)
     if interval is None or interval.changes is None:
@@ -63,7 +63,7 @@ def _interval(state: JobState) -> IntervalDecided | None:
 
 
 def prepared(state: JobState, worker: str) -> Prepared:
-    """Prepared of the newest prepared step, with what follows it for this member."""
+    """Prepared of the newest prepared step, with the changes that follow for this member."""
     ring, steps = state.ring, state.steps
     changing = worker in ring.planned_from
     return Prepared(
@@ -78,7 +78,7 @@ def prepared(state: JobState, worker: str) -> Prepared:
 
 
 def resend(ctx: DecisionContext, record: WorkerRecord) -> None:
-    """Repeats the last messages to a member that came back to a restarted master."""
+    """Repeat the last messages to a member that returned to a restarted master."""
     state, ring = ctx.state, ctx.state.ring
     member = ring.member(record.worker)
     if ring.stage is Stage.PREPARING and record.ready_generation != ring.generation:

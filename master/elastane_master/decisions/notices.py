@@ -1,9 +1,8 @@
-"""Workers whose nodes will be taken away at a known time: what is waited for no longer than that.
+"""Limits waits for workers whose nodes will be taken away at a known time.
 
-A draining worker leaves at the next step boundary. Where it is the last that holds the state, a checkpoint is
-saved first and the ring waits for it; when the notice is over before that, waiting longer saves nothing: the
-node goes, and the worker with it. The ring then ends without the checkpoint, and an event says what that
-costs.
+A draining worker leaves at the next step boundary. If it is the last holder of the state, a checkpoint is
+saved first and the ring waits for it. If the notice ends before that, waiting is useless, because the worker
+goes with its node: the ring then ends without the checkpoint, and an event tells what is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def next_deadline(state: JobState) -> float | None:
 
 
 def expire(ctx: DecisionContext) -> None:
-    """Stops waiting for workers whose notice is over."""
+    """Stop waiting for workers whose notice is over."""
     state = ctx.state
     due = [
         record

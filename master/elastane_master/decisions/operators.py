@@ -74,8 +74,8 @@ def _scale(ctx: DecisionContext, event: ScaleRequested) -> None:
         ctx.note(history.RingScaled(least, most))
     else:
         ctx.note(history.ScalingSet(settings.scaling, least, most))
-        state.scaling.budget_spent = False  # another purpose, or what is done beyond it
-        if settings.scaling != state.settings.scaling:  # else what was begun goes on, as the dry run says
+        state.scaling.budget_spent = False  # a new objective, or a new action when the budget is spent
+        if settings.scaling != state.settings.scaling:  # else a change in progress continues
             if state.suspending and state.scaling.suspends:  # for a budget that is no longer the job's
                 state.suspending = False
                 ctx.note(history.SuspensionCalledOff())
@@ -103,7 +103,7 @@ def _scaled(state: JobState, event: ScaleRequested, now: float) -> JobSettings:
 
 
 def scale_preview(state: JobState, event: ScaleRequested, now: float) -> tuple[Decision, ...]:
-    """Return what a job that scales by itself would decide after a request. Raises Rejection."""
+    """Return the scaling decisions that would follow a request. Raises Rejection."""
     _require_not_over(state)
     pipelines.require_scalable(state, event)
     settings = _scaled(state, event, now)
@@ -174,7 +174,7 @@ def _drain(ctx: DecisionContext, event: DrainRequested) -> None:
             worker=event.worker,
         )
     if not record.draining:
-        # The agent of a worker on another host asks in its place, and says why.
+        # The agent of a worker on another host asks on its behalf, with the reason.
         by = "agent" if event.reason else "operator"
         sessions.drain(ctx, record, event.reason or "asked for by an operator", by=by)
 
@@ -222,12 +222,12 @@ def _set_prices(ctx: DecisionContext, event: PricesRequested) -> None:
     cost.charge(state, ctx.now)
     ctx.touch()
     state.settings, state.cost.device_prices, state.cost.expires_at = changed, devices, expires_at
-    if (told := _prices(state)) != told_before:  # a feed that says the same for longer is no news
+    if (told := _prices(state)) != told_before:  # unchanged prices with a later expiry are not an event
         ctx.note(history.PricesChanged(told, told_before, cost.spent(state, ctx.now)))
 
 
 def _device_prices(state: JobState, asked: tuple[DevicePriceRequested, ...]) -> dict[str, DevicePrice]:
-    """Return the prices by device type with those asked for. Raises Rejection."""
+    """Return the prices by device type after a request. Raises Rejection."""
     prices = dict(state.cost.device_prices)
     if len({price.device_type for price in asked}) < len(asked):
         raise Rejection("invalid_argument", "a device type has prices twice", field="devices")

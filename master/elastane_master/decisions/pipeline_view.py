@@ -1,4 +1,4 @@
-"""The stages of a pipeline as they are shown: their load, which is slowest and why, what a death costs."""
+"""Read model of a pipeline: load of its stages, the slowest and why, cost of a death."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Held = TypeVar("Held", StageOnWorkers, StageState)
 
 
 class PipelineDevice(msgspec.Struct, frozen=True):
-    """A worker as it is planned with, as job.proto's PipelineDevice. host: by which its links are known."""
+    """A worker as the planner sees it, as job.proto's PipelineDevice. host: identifies its links."""
 
     worker: str
     host: str
@@ -46,7 +46,7 @@ class LinkState(msgspec.Struct, frozen=True):
 
 
 class PipelineState(msgspec.Struct, frozen=True):
-    """The stages of a job, as job.proto's PipelineState. devices: workers of the plan that attend."""
+    """The stages of a job, as job.proto's PipelineState. devices: connected workers of the plan."""
 
     units: int
     stages: tuple[StageState, ...]
@@ -61,7 +61,7 @@ class PipelineState(msgspec.Struct, frozen=True):
 
 
 def view(state: JobState) -> PipelineState | None:
-    """Return the stages of a job; None if its model is not cut, has no plan yet, or the job is over."""
+    """Return the stages of a job; None if it is no pipeline, has no plan yet, or is over."""
     plan = state.pipeline.plan
     if not state.unit_count or plan is None or state.phase in OVER:
         return None
@@ -90,7 +90,7 @@ def view(state: JobState) -> PipelineState | None:
 
 
 def _why_slowest(state: JobState, plan: StagePlan, slowest: int) -> str:
-    """Say why a stage takes longest: its device, its units, or what cannot be cut."""
+    """Explain why a stage is slowest: its device, its units, or an indivisible part."""
     stage = plan.stages[slowest]
     worker = min(stage.replicas, key=lambda name: (_speed(state, name), name))
     computing = [name for one in plan.stages for name in one.replicas]
@@ -105,7 +105,7 @@ def _why_slowest(state: JobState, plan: StagePlan, slowest: int) -> str:
 
 
 def _risk(state: JobState, plan: StagePlan) -> str:
-    """Say what the death of a worker costs."""
+    """Describe the cost of a worker's death."""
     alone = held_once(plan.stages)
     if not alone:
         return "every unit has a second holder: a death costs the step in flight"
@@ -120,7 +120,7 @@ def _risk(state: JobState, plan: StagePlan) -> str:
 
 
 def held_once(stages: Iterable[Held]) -> list[Held]:
-    """Return the stages whose units one worker alone holds."""
+    """Return the stages whose units only one worker holds."""
     return [stage for stage in stages if len(stage.replicas) + len(stage.shadows) == 1]
 
 

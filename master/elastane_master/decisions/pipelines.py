@@ -1,6 +1,6 @@
-"""Jobs whose model is cut into units: what is decided for them at each change of the ring.
+"""Pipeline jobs: decisions at each change of the ring.
 
-the first worker joins --> its model's units are the job's; what no pipeline has is off
+the first worker joins --> its model's units become the job's; unsupported options are off
 a worker joins, leaves --> how many workers hold the model in their memory (stage_memory.py)
 a ring goes            --> its plan (stage_plans.py), and the source of each unit (unit_holders.py)
 a script ends          --> its units count towards the result
@@ -33,7 +33,7 @@ STAGED = {
 
 
 def require_model(settings: JobSettings, signature: Signature, worker: str) -> None:
-    """Raise Rejection if a worker's units cannot be true, are too many, or are asked for and missing."""
+    """Raise Rejection if a worker's units are impossible, too many, or missing in a pipeline job."""
     model = signature.pipeline
     if model is None:
         asked = {
@@ -61,7 +61,7 @@ def require_model(settings: JobSettings, signature: Signature, worker: str) -> N
 
 
 def require_memory(state: JobState, event: WorkerJoined) -> None:
-    """Raise Rejection if no ring of this job would hold the model in the workers' memory."""
+    """Raise Rejection if no ring of this job could hold the model in the workers' memory."""
     model, own = event.signature.pipeline, unit_seconds.memory_believed(event.memory_bytes)
     if model is None or not own:
         return
@@ -81,9 +81,9 @@ def require_memory(state: JobState, event: WorkerJoined) -> None:
 
 
 def memory_known(ctx: DecisionContext) -> None:
-    """Note how many workers the model needs, by the memory that those present say they may use.
+    """Record how many workers the model needs, by the memory limits of those present.
 
-    Called when workers join or leave, when their memory changes, and when other numbers are allowed.
+    Called when workers join or leave, when their memory changes, and when the bounds change.
     """
     state = ctx.state
     model = state.signature.pipeline if state.signature else None
@@ -93,13 +93,13 @@ def memory_known(ctx: DecisionContext) -> None:
     settings, profile = state.settings, stage_plans.profile_of(model)
     try:
         least = stage_memory.workers_least(profile, settings.ests, settings.workers_most, memory)
-    except PlanError:  # the one that made it possible has left: all that are allowed come closest
+    except PlanError:  # the worker that made it possible has left: use the maximum, which comes closest
         least = min(settings.ests, settings.workers_most)
     state.pipeline.workers_least = least
 
 
 def require_scalable(state: JobState, event: ScaleRequested) -> None:
-    """Raise Rejection if a pipeline is asked to scale by itself."""
+    """Raise Rejection for autoscaling of a pipeline."""
     if state.unit_count and event.scaling:
         raise Rejection(
             "invalid_argument",
@@ -110,7 +110,7 @@ def require_scalable(state: JobState, event: ScaleRequested) -> None:
 
 
 def require_enough(state: JobState, settings: JobSettings) -> None:
-    """Raise Rejection if a job may not have as many workers any more as hold its model."""
+    """Raise Rejection if the bounds no longer allow enough workers to hold the model."""
     least = state.pipeline.workers_least
     if settings.workers_most < least:
         raise Rejection(
@@ -122,7 +122,7 @@ def require_enough(state: JobState, settings: JobSettings) -> None:
 
 
 def model_known(ctx: DecisionContext) -> None:
-    """Turn off what no pipeline has, now that the job turns out to be one."""
+    """Turn off options that pipelines do not support, once the job turns out to be one."""
     state = ctx.state
     if not state.unit_count:
         return
@@ -134,9 +134,9 @@ def model_known(ctx: DecisionContext) -> None:
 
 
 def ring_goes(ctx: DecisionContext, resume_step: int, loaded: str | None) -> None:
-    """Decide on the plan of the ring that goes now, and from where its members take their units.
+    """Decide the plan of the ring that starts now, and the sources of its members' units.
 
-    loaded: checkpoint from which all units come, because nobody holds them; empty: the initial state.
+    loaded: checkpoint that provides all units, if no worker holds them; empty: the initial state.
     """
     state, ring, book = ctx.state, ctx.state.ring, ctx.state.pipeline
     if not state.unit_count:
@@ -161,7 +161,7 @@ def ring_goes(ctx: DecisionContext, resume_step: int, loaded: str | None) -> Non
 
 
 def ended(state: JobState, record: WorkerRecord) -> None:
-    """Note which part of the result a worker had whose script has come to its end."""
+    """Record the units of a worker whose script has ended."""
     ring, units = state.ring, record.units
     if ring.stage is Stage.RUNNING:
         places = [place for place, member in enumerate(ring.members) if member.worker == record.worker]
@@ -171,7 +171,7 @@ def ended(state: JobState, record: WorkerRecord) -> None:
 
 
 def lost_at_end(state: JobState) -> bool:
-    """True if all scripts have ended, or died, and units of the result went with those that died."""
+    """True if all scripts have ended or died, and units of the result were lost."""
     return bool(state.finished) and not state.active_members() and not unit_holders.result_is_whole(state)
 
 

@@ -5,9 +5,9 @@ evict each other without end: each is taken for the other's successor. So the pr
 remembered in order. The newest stays; an older one that comes back is refused for good, even if its stream
 broke, or it slept, while the newer one joined.
 
-Processes of one machine are ordered by their start. The order in which their Hellos arrive would not do: the
-Hello of a process that was killed as it joined can arrive after its successor's. Machines have no clock in
-common; between them the order of arrival counts.
+Processes of one machine are ordered by their start. The order of their Hellos is not reliable: the Hello of a
+process that was killed as it joined can arrive after its successor's. Machines have no common clock; between
+them the order of arrival counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def process_of(event: WorkerJoined) -> bytes:
 def _place_of(event: WorkerJoined) -> bytes:
     """Return the identity of a process that does not send `process`; empty without a store address.
 
-    Host and pid do not: a container that is started again has both again.
+    Host and pid are not enough: a restarted container has the same ones.
     """
     if not event.store_address:
         return b""
@@ -56,14 +56,14 @@ def replaced(worker: str) -> Rejection:
     """Build the refusal of a replaced process."""
     return Rejection(
         "replaced",
-        f"another process joined later as worker {worker}: that one stays, this one is disconnected for good",
+        f"another process joined later as worker {worker}: it stays, this one is disconnected permanently",
         hint=HINT,
         worker=worker,
     )
 
 
 def came(state: JobState, event: WorkerJoined) -> bool:
-    """Remember the process; True if it is not the last one known with its worker id."""
+    """Record the process; True if it is not the last one known with its worker id."""
     process, known = process_of(event), state.processes.pop(event.worker, ())
     if not process:
         state.processes |= {event.worker: known} if known else {}

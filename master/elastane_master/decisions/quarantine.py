@@ -51,7 +51,7 @@ def delay_seconds(deaths: int) -> float:
 def receive(ctx: DecisionContext, record: WorkerRecord) -> None:
     """Hold a joining ring worker back.
 
-    It was found to compute wrongly, or died too often, or its host gets no worker for now (stragglers.py).
+    Reasons: it computed wrongly, it died too often, or its host is barred (stragglers.py).
     """
     wrong_in = ctx.state.sentinel.faulty.get(record.worker)
     if wrong_in is not None:
@@ -77,7 +77,7 @@ def receive(ctx: DecisionContext, record: WorkerRecord) -> None:
 
 
 def exclude(ctx: DecisionContext, record: WorkerRecord, step: int) -> None:
-    """Hold back for good a worker that computes wrongly; a repaired machine comes back under another id."""
+    """Hold back a worker that computes wrongly, permanently; a repaired machine returns under another id."""
     ctx.touch()
     record.held_until = math.inf
     barred = history.WorkerBarred(record.worker, step)
@@ -86,12 +86,12 @@ def exclude(ctx: DecisionContext, record: WorkerRecord, step: int) -> None:
 
 
 def for_good(record: WorkerRecord) -> bool:
-    """True if a worker stands by for good: a ring that would need it is not formed."""
+    """True if a worker stands by permanently: a ring that would need it is not formed."""
     return record.held_until == math.inf
 
 
 def held(state: JobState) -> frozenset[str]:
-    """Workers that stand by because they died too often, or compute wrongly, or for their host."""
+    """Workers that stand by because they died too often, compute wrongly, or are on a barred host."""
     return frozenset(record.worker for record in state.workers.values() if record.held_until is not None)
 
 

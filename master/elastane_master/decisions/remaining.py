@@ -9,8 +9,7 @@ from elastane_master.decisions.state import OVER, JobState
 def seconds_left(state: JobState) -> float | None:
     """Return the seconds until the job's last step if its ring stays as it is; None: unknown.
 
-    Unknown are jobs whose scripts have not said how many steps there are, that do not train now, and whose
-    workers have measured nothing yet.
+    Unknown for jobs that do not train now, or whose number of steps or speed is not known yet.
     """
     if state.phase in OVER:
         return 0.0
@@ -21,7 +20,7 @@ def seconds_left(state: JobState) -> float | None:
 
 
 def _step_seconds(state: JobState) -> float | None:
-    """Return the seconds of a step: as measured in this ring, or as long as its slowest worker computes."""
+    """Return the seconds of a step: as measured in this ring, or the time of its slowest worker."""
     whole = balance.ring_step_seconds(state)
     if whole is not None:
         return whole

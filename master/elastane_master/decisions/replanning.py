@@ -1,13 +1,13 @@
-"""Another plan for the same workers of a pipeline: when it pays, and when it is taken.
+"""Another plan for the same workers of a pipeline: when it pays off, and when it takes effect.
 
-Plans are made beside the event loop (`jobs/stage_planning.py`), as soon as units are measured and again when
-what is measured changes: a device that has become slow, units that take longer. A plan is taken at a step
-boundary, as any planned change, if
+Plans are made in a thread (`jobs/stage_planning.py`), as soon as units are measured and again when the
+measurements change: a device has become slow, units take longer. A plan takes effect at a step boundary, as
+any planned change, if
 
     steps left x (T_now - T_new) > 2 x the time that a change takes
 
-the planner's `keep` has not kept the present one for what would have to move, and the last such change is
-long enough ago: a pause that doubles with each of them.
+the planner's `keep` has not kept the current plan because of the cost of moving, and the last such change is
+long enough ago: the pause doubles with each of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elastane_master.decisions.state import JobState
 
 
 def question(state: JobState, now: float) -> Question | None:
-    """Return what is to be asked of the planner for the ring that trains; None: nothing, or not now."""
+    """Return the question to the planner for the ring that trains; None: nothing, or not now."""
     book = state.pipeline
     if not state.unit_count or state.ring.stage is not Stage.RUNNING or state.phase != "running":
         return None
@@ -39,7 +39,7 @@ def question(state: JobState, now: float) -> Question | None:
 def answer(
     asked: Question, generation: int, seconds: Callable[[], float], budget_seconds: float
 ) -> PipelinePlanned | None:
-    """Ask the planner; None if it keeps the plan that runs. Raises PlanError. seconds: a clock."""
+    """Ask the planner; None if it keeps the current plan. Raises PlanError. seconds: a clock."""
     found = stage_plans.answer(asked, seconds=seconds, budget_seconds=budget_seconds)
     if asked.keep is None or stage_plans.same_stages(found, asked.keep):
         return None
@@ -49,7 +49,7 @@ def answer(
 
 
 def planned(ctx: DecisionContext, event: PipelinePlanned) -> None:
-    """Handle a plan made beside the event loop: it is taken at the next step boundary, if it still pays."""
+    """Handle a plan from the planner's thread: it is used at the next step boundary, if it still pays off."""
     state, book = ctx.state, ctx.state.pipeline
     plan, before = event.plan, book.plan
     if event.generation != state.ring.generation or state.ring.stage is not Stage.RUNNING:
@@ -69,7 +69,7 @@ def planned(ctx: DecisionContext, event: PipelinePlanned) -> None:
 
 
 def due(state: JobState) -> StagePlan | None:
-    """Return the plan that is to be taken at this boundary; None: the stages stay."""
+    """Return the plan that takes effect at this boundary; None: the stages stay."""
     plan = state.pipeline.proposed
     is_calm = not state.ring.gone and state.checkpoints.in_flight is None
     return plan if plan is not None and is_calm and stage_plans.fits(state, plan) else None

@@ -4,10 +4,10 @@
     --> somebody holds usable state?  yes: Go from the highest applied step
                                       no:  Load by the leader --> Loaded --> Go
 
-Ready fences the old generation: whoever has answered never applies in it again. A planned change
-rides on a Prepared, so its members apply that step first and nothing is replayed. Any other
-change drops the step in flight; it is replayed from its contexts. A change that is disturbed is simply
-decided anew, with the next generation.
+Ready fences the old generation: a worker that has answered never applies a step in it again. A planned change
+is sent with Prepared, so its members apply that step first and nothing is replayed. Any other change drops
+the step in flight; it is replayed from its contexts. A disturbed change is decided anew, with the next
+generation.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def announce(
     planned: bool = False,
     notified: tuple[str, ...] = (),
 ) -> None:
-    """Decides the next ring and tells everybody; an empty one dissolves the ring.
+    """Decide the next ring and notify all workers; an empty one dissolves the ring.
 
-    planned: decided at a step boundary, so that nothing is dropped. notified: members of the ring before,
+    planned: decided at a step boundary, so that nothing is dropped. notified: members of the previous ring,
     which learn of it from the Prepared that the caller sends.
     """
     state, ring, members = ctx.state, ctx.state.ring, choice.members
@@ -92,14 +92,14 @@ def announce(
 
 
 def reform(ctx: DecisionContext, reason: str) -> None:
-    """The ring must change at once: the step in flight is dropped and done again."""
+    """Change the ring at once: the step in flight is dropped and done again."""
     state = ctx.state
     if state.phase in OVER or state.phase in HALTED or life.conclude_if_finished(ctx):
         return
     if fingerprints.conclude(ctx):
         return
     if state.awaited():
-        # Who is still away decides what the next ring can be: wait until the grace is over.
+        # The next ring depends on workers that are still away: wait until the grace is over.
         ctx.touch()
         state.ring.put_off = state.ring.put_off or reason
         return
@@ -112,7 +112,7 @@ def reform(ctx: DecisionContext, reason: str) -> None:
 
 
 def form_if_due(ctx: DecisionContext) -> None:
-    """Forms a ring where there is none: when enough workers are there and joins have been gathered."""
+    """Form a ring if there is none, enough workers are present and the join window is over."""
     state = ctx.state
     if state.ring.stage is not Stage.NONE or state.phase in OVER or state.phase in HALTED or state.awaited():
         return
@@ -127,13 +127,13 @@ def form_if_due(ctx: DecisionContext) -> None:
 
 
 def ready(ctx: DecisionContext, event: ReadyReported) -> None:
-    """A worker has stopped; with the last member's Ready the ring can go."""
+    """Handle Ready: a worker has stopped. With the last member's Ready the ring can resume."""
     state, ring = ctx.state, ctx.state.ring
     record = ctx.attending(event.worker, event.session)
     if record is None or record.ready_generation == event.generation:
         return
     if event.generation < ring.generation:
-        if record.unanswered_since is not None:  # it lives, and the newer Prepare reaches it only now
+        if record.unanswered_since is not None:  # it is alive, and receives the newer Prepare only now
             ctx.touch()
             record.unanswered_since = ctx.now
         return
@@ -154,7 +154,7 @@ def ready(ctx: DecisionContext, event: ReadyReported) -> None:
 
 
 def unready(state: JobState) -> list[WorkerRecord]:
-    """Whose Ready is missing: members', and, before history is given up, everybody's who was asked."""
+    """Workers whose Ready is missing: members, and, before history is abandoned, all that were asked."""
     generation = state.ring.generation
     members = [record for record in state.active_members() if record.ready_generation != generation]
     has_state = not _lacks(state, _best(state))
@@ -174,7 +174,7 @@ def all_ready(state: JobState) -> bool:
 
 
 def proceed(ctx: DecisionContext) -> None:
-    """Goes on with a change once every member is ready."""
+    """Continue a change once every member is ready."""
     state, ring = ctx.state, ctx.state.ring
     if ring.stage is not Stage.PREPARING or state.awaited() or ring.put_off:
         return
@@ -204,8 +204,8 @@ def proceed(ctx: DecisionContext) -> None:
 def _best(state: JobState) -> int:
     """Return the highest step whose state a member holds, -1 if none does.
 
-    Of a pipeline, the highest of which they hold all units; if there is none, as of other jobs. Members
-    differ only where one could not apply a step, or was evicted in the middle of it.
+    For a pipeline, the highest at which they hold all units; if there is none, as for other jobs. Members
+    differ only if one could not apply a step, or was evicted in the middle of it.
     """
     steps = {held_state.usable_step(state, record) for record in state.active_members()}
     whole = [step for step in steps if not _lacks(state, step)]
@@ -213,7 +213,7 @@ def _best(state: JobState) -> int:
 
 
 def _lacks(state: JobState, step: int) -> bool:
-    """True if the members cannot go on from a step: none is at it, or none holds one of the units."""
+    """True if the members cannot resume at a step: none is at it, or some unit has no holder."""
     return step < 0 or (state.unit_count > 0 and bool(unit_holders.missing(state, step)))
 
 
@@ -245,14 +245,15 @@ def loaded(ctx: DecisionContext, event: LoadedReported) -> None:
     ctx.touch()
     checkpoints.loaded(ctx, event.checkpoint, event.step, event.rejected)
     if event.checkpoint:
-        # Steps whose commit was not known yet, but which the checkpoint proves applied by all.
+        # Steps whose commit was not known yet, but which the checkpoint proves to be applied by all.
         commit_below(ctx, event.step)
         ctx.note(history.CheckpointLoaded(event.worker, event.checkpoint, event.step, step_max is None))
     if event.step < steps.committed:
         ctx.note(history.HistoryRewound(event.worker, event.checkpoint, steps.committed, event.step))
     steps.rewind(event.step)
     if event.checkpoint and state.signature and event.step % (state.signature.steps_per_epoch or 1) == 0:
-        # What the code before this step drew is in it; nobody who ran that code is needed any more.
+        # It includes the draws of the code before this step; workers that ran that code are not needed any
+        # more.
         steps.interval(event.step).changes = {}
     state.contexts.reset(event.step, [context.parts for context in event.contexts])
     if event.ready_order or event.step == 0:
@@ -265,7 +266,7 @@ def loaded(ctx: DecisionContext, event: LoadedReported) -> None:
 
 
 def commit_below(ctx: DecisionContext, step: int) -> None:
-    """Commits the prepared steps below `step` and drops the contexts nobody will start from again."""
+    """Commit the prepared steps below `step` and drop contexts that are no longer needed."""
     steps = ctx.state.steps
     commits = steps.commit(step)
     for commit in commits:
@@ -277,7 +278,7 @@ def commit_below(ctx: DecisionContext, step: int) -> None:
 
 
 def commit_applied(ctx: DecisionContext) -> None:
-    """Commits what every member of the running ring has applied."""
+    """Commit the steps that every member of the running ring has applied."""
     state, ring = ctx.state, ctx.state.ring
     if ring.stage is not Stage.RUNNING or _held_up(state):
         return
@@ -285,8 +286,8 @@ def commit_applied(ctx: DecisionContext) -> None:
     applied += [state.finished[worker] for worker in ring.gone if worker in state.finished]
     everywhere = min(applied, default=-1)
     if not everywhere >= state.total_steps > 0:
-        # What a lost member had not applied the next ring commits, once its members hold it. After the last
-        # step there is none.
+        # Steps that a lost member had not applied are committed by the next ring, once its members hold them.
+        # After the last step there is no next ring.
         everywhere = min([everywhere, *ring.gone_applied.values()])
     commit_below(ctx, everywhere)
 
@@ -298,7 +299,7 @@ def _held_up(state: JobState) -> bool:
 
 
 def broken(ctx: DecisionContext, event: RingBrokenReported) -> None:
-    """The collective failed at a member: the ring is formed anew unless a lost stream explains it first."""
+    """Handle a failed collective: the ring is formed anew unless a lost stream explains it first."""
     state, ring = ctx.state, ctx.state.ring
     record = ctx.attending(event.worker, event.session)
     if record is None or state.phase != "running":
@@ -317,7 +318,7 @@ def broken(ctx: DecisionContext, event: RingBrokenReported) -> None:
 
 
 def dismiss(ctx: DecisionContext) -> None:
-    """Sends draining workers away that host no ESTs and that nobody needs for the change in flight."""
+    """Release draining workers that host no ESTs and are not needed for the change in flight."""
     state, ring = ctx.state, ctx.state.ring
     if ring.changing:
         return
@@ -340,7 +341,7 @@ def _go(ctx: DecisionContext, resume_step: int, loaded: str | None = None) -> No
     if ring.planned and ring.stage is Stage.PREPARING:
         balance.formed(state, ctx.now - ring.since)
     for record in records:
-        if record.applied_step > resume_step:  # of a pipeline: nobody else has all of its step
+        if record.applied_step > resume_step:  # in a pipeline: nobody else has its complete step
             record.holds_state, record.units = False, ()
     at_step = [held_state.usable_step(state, record) == resume_step for record in records]
     ring.run(resume_step, at_step, ctx.now)
@@ -366,7 +367,7 @@ def _go(ctx: DecisionContext, resume_step: int, loaded: str | None = None) -> No
 
 
 def pause_undecided(ctx: DecisionContext) -> None:
-    """Suspend the job: two workers computed different results, and no third one can decide who is right."""
+    """Suspend the job: two workers computed different results, and no third one can decide between them."""
     state = ctx.state
     check = state.sentinel.check
     assert check is not None

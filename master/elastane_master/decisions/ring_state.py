@@ -4,8 +4,8 @@
                       │                 ^
                       └───> loading ────┘        nobody holds it: the leader loads a checkpoint
 
-A change may be decided anew, and the ring dissolved, at any time. Each arrow is one method of RingState; a
-stage that is entered from any other than those of `TRANSITIONS` is a bug here, never a worker's.
+A change may be decided anew, and the ring dissolved, at any time. Each arrow is one method of RingState; any
+transition that is not in `TRANSITIONS` is a bug in this package, never a worker's fault.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class RingState(msgspec.Struct, dict=True):
     members of the previous ring whose last Prepared carries the change, empty once the ring starts.
     rebuild_due: when the ring is formed anew because a member's collective broke. put_off: reason for a
     change that must follow once the return grace is over. stalled_since: the first Go after which no step was
-    prepared. unblocked_at: when a member last entered or left user code. Of a pipeline: plan: how its units
-    are run, since Go; leaving: members that only hand over what they hold, and get no stage; finishing:
-    members of the last ring that trained, whose sessions have lasted: what they have reported they apply
-    before they are ready, if it is prepared.
+    prepared. unblocked_at: when a member last entered or left user code. For a pipeline: plan: assignment of
+    units, since Go; leaving: members that only hand over their units and get no stage; finishing: members of
+    the last ring that trained, with unbroken sessions: they apply a reported step, if it is prepared, before
+    they send Ready.
     """
 
     generation: int = 0
@@ -124,7 +124,7 @@ class RingState(msgspec.Struct, dict=True):
             self.stalled_since = now
 
     def dissolve(self, now: float) -> None:
-        """Have no ring."""
+        """Remove the ring."""
         if self.stage is Stage.RUNNING:
             self.finishing = self.names()
         self._enter(Stage.NONE, now)
@@ -142,7 +142,7 @@ class RingState(msgspec.Struct, dict=True):
         self.stage, self.since = stage, now
 
     def _replace(self, members: tuple[Member, ...]) -> None:
-        """Set the members; whatever was pending for those before them is settled by that."""
+        """Set the members, which clears whatever was pending for the previous ones."""
         self.members, self.gone, self.gone_applied, self.planned_from = members, (), {}, ()
         self.rebuild_due, self.put_off = None, ""
 

@@ -4,14 +4,13 @@
                   anyway, and another member, which runs that EST's turn in addition to its own
   both agree      both are clean as of this step
   they differ     the step is not applied; it is run again, and a third member runs the EST's turn too
-  two of three    agree: the third is faulty. It is evicted for good, and history goes back to a
-                  checkpoint from before anything that it may have spoiled (verdicts.py)
+      two of three    agree: the third is faulty. It is evicted permanently, and history goes back to a
+                    checkpoint from before its first possible fault (verdicts.py)
   no third        the job is suspended, and both are named
 
 The host role rotates: it goes to the member whose own turn has not been compared for longest, so with P
 members a worker that computes wrongly from some step on is found within K * P steps. The other role goes to
-the member of which nothing has been compared for longest. Wrong results only in steps that are not checked
-are not found.
+the member of which nothing has been compared for longest. Wrong results in unchecked steps are not found.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def choose(
 ) -> Check | None:
     """Choose the checked EST and its two workers for a due `step`; None if there are fewer than two members.
 
-    Each time a member's turn comes round, its next EST is taken.
+    A member's ESTs are taken in rotation.
     """
     count = len(members)
     if count < 2:
@@ -81,7 +80,7 @@ def _forget_oldest(state: JobState) -> None:
 
 
 def ring_goes(state: JobState) -> None:
-    """Adapt to a ring's resume step: results found clean after it are no longer part of the history."""
+    """Adapt to a ring's resume step: later results found clean are no longer part of the history."""
     book, ring = state.sentinel, state.ring
     if not state.settings.sentinel_steps:
         return
@@ -89,7 +88,7 @@ def ring_goes(state: JobState) -> None:
     for steps in (book.clean, book.hosted):
         steps.update({worker: min(step, before) for worker, step in steps.items()})
     for member in ring.members:
-        book.clean.setdefault(member.worker, before)  # it cannot have spoiled steps in which it took no part
+        book.clean.setdefault(member.worker, before)  # it cannot have affected steps in which it took no part
     _forget_oldest(state)
     if book.check is not None and not (book.check.disputed and book.check.step == ring.resume_step):
         book.check = None
@@ -162,7 +161,7 @@ def agreed(state: JobState, check: Check) -> None:
 
 
 def clean_until(state: JobState, workers: Sequence[str]) -> int:
-    """First step that one of these workers may have spoiled."""
+    """Return the first step that one of these workers may have corrupted."""
     return min((state.sentinel.clean.get(worker, -1) for worker in workers), default=-1) + 1
 
 
@@ -190,4 +189,4 @@ def checkpoints_kept(state: JobState) -> int:
         return keep
     proven = clean_until(state, state.ring.names())
     in_doubt = sum(1 for saved in state.checkpoints.saved if saved.step > proven)
-    return max(keep, in_doubt + 2)  # the one being written, those not proven yet, and one that is
+    return max(keep, in_doubt + 2)  # the one being written, those not yet proven good, and one that is

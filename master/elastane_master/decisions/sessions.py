@@ -222,7 +222,7 @@ def after_loss(ctx: DecisionContext, was_needed: bool, reason: str) -> None:
         ring.form_if_due(ctx)
         return
     if state.all_committed and ring_state.stage is Stage.RUNNING and state.active_members():
-        return  # nothing is left to do for the ring; the others only have to end
+        return  # the ring has nothing left to do; the others only have to end
     if was_needed:
         ring.reform(ctx, reason)
 
@@ -295,7 +295,7 @@ def _settle(ctx: DecisionContext) -> None:
 
 
 def _job_signature(state: JobState) -> Signature | None:
-    """Return what a worker's signature must equal; None if it will define the job's."""
+    """Return the signature that a worker's must equal; None if it will define the job's."""
     others = any(record.role == "ring" for record in state.workers.values())
     return state.signature if state.ring.generation or others else None
 
@@ -341,7 +341,7 @@ def _is_same(record: WorkerRecord, event: WorkerJoined) -> bool:
 
 
 def _lost_again(record: WorkerRecord, event: WorkerJoined, is_other: bool) -> history.WorkerLost:
-    """Build the event of a worker whose id says Hello again. is_other: from another process."""
+    """Build the loss event of a worker whose id sends Hello again. is_other: from another process."""
     if record.awaited:
         return history.WorkerLost(event.worker, "started_anew")
     if not is_other:
@@ -399,7 +399,7 @@ def _admit(ctx: DecisionContext, worker: str) -> None:
     if state.join_due is None:
         state.join_due = ctx.now + state.settings.join_window_seconds
     record = state.workers[worker]
-    # A newcomer stands by only where there are more workers than the ring takes.
+    # A newcomer stands by only if there are more workers than the ring takes.
     if len(state.workers) > membership.most_members(state) and record.held_until is None:
         choice = membership.next_members(state)
         if choice.members and worker not in {member.worker for member in choice.members}:

@@ -128,7 +128,7 @@ def _compare_tensors(job: tuple[TensorSpec, ...], worker: tuple[TensorSpec, ...]
 
 
 def _compare_units(job: PipelineModel | None, worker: PipelineModel | None, name: str) -> None:
-    """Compare what is equal in all workers: names and sizes of units, not what was measured of them."""
+    """Compare names and sizes of units, which must be equal in all workers, but not measurements."""
     hint = "cut the model alike in every worker: the same script, with the same arguments"
     if job is None or worker is None:
         if job is not worker:

@@ -1,4 +1,4 @@
-"""State of the slots of one job: the processes that hold them, the map, what is under way. Pure values."""
+"""State of the slots of one job: their processes, the slot map, operations in progress. Pure values."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from elastane_slots.tasks import TaskName, TaskRun
 class PsRecord(msgspec.Struct):
     """A parameter server with a session, or one that may return with its slots.
 
-    lost_at: when its stream broke; None: it has not. awaited: the master was restarted, and it has not
-    said Hello since. process, process_clock, process_started: which of several with its id it is. leave_by:
-    when it is taken away, if known. unsaved: why its snapshots cannot be written; empty: they can. read:
-    slots that it has read since the last event about them; fresh: with the initial values.
+    lost_at: when its stream broke; None: it has not. awaited: it has not sent Hello since the master's
+    restart. process, process_clock, process_started: identify the process among those with its id. leave_by:
+    when its node is taken away, if known. unsaved: why its snapshots cannot be written; empty: they can.
+    read: slots restored since the last event about them; fresh: those with initial values.
     """
 
     ps: str
@@ -62,13 +62,13 @@ class PsRecord(msgspec.Struct):
 
 
 class Closing(msgspec.Struct):
-    """A FAILED task that some slots may still apply. applied: by slot that has answered, if it has it."""
+    """A FAILED task that some slots may still apply. applied: answers of slots, whether they have it."""
 
     applied: dict[int, bool] = {}
 
 
 class Finishing(msgspec.Struct):
-    """A data set whose tasks are all over: workers are told so once every slot is saved.
+    """A dataset whose tasks are all over: workers are told once every slot is saved.
 
     request: of SaveSlots. saved: by slot, the life that was saved.
     """
@@ -78,7 +78,7 @@ class Finishing(msgspec.Struct):
 
 
 class StoredDone(msgspec.Struct, frozen=True):
-    """The DONE tasks of a data set at one moment, as `DoneTasks`; sets as their gaps."""
+    """The DONE tasks of a dataset at one moment, as `DoneTasks`; sets are stored as gaps."""
 
     epoch: int
     done: list[int]
@@ -87,16 +87,16 @@ class StoredDone(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, epoch: int, done: IntervalSet, tasks: int, not_done: dict[int, IntervalSet]) -> StoredDone:
-        """Return what `DynamicQueue.done_tasks` says, to be stored."""
+        """Return the stored form of `DynamicQueue.done_tasks`."""
         return cls(epoch, done.to_gaps(), tasks, {one: gaps.to_gaps() for one, gaps in not_done.items()})
 
 
 class SlotCheckpointInFlight(msgspec.Struct):
-    """A checkpoint being made. requests: ids that it fulfils. done: what was DONE before slots were saved.
+    """A checkpoint in progress. requests: ids that it fulfils. done: tasks DONE before slots were saved.
 
     stage: "draining": no fresh task is leased until none is in flight, or until `drain_until`, or
-    `returned_until` where all that are in flight were given back (0: some are not); "saving"; "manifest": all
-    slots are saved. parts: by slot. lives_sum: of the map when the parts were asked for.
+    `returned_until` if all tasks in flight were given back (0: some are not); "saving"; "manifest": all slots
+    are saved. parts: by slot. lives_sum: of the map when the parts were requested.
     """
 
     checkpoint: str
@@ -115,7 +115,7 @@ class SlotCheckpointInFlight(msgspec.Struct):
 
 
 class SavedSlotCheckpoint(msgspec.Struct, frozen=True):
-    """A complete checkpoint. tasks: DONE in it. surplus: by slot, tasks that it has beside them."""
+    """A complete checkpoint. tasks: number of DONE tasks. surplus: further tasks applied, by slot."""
 
     checkpoint: str
     saved_at: float
@@ -125,7 +125,7 @@ class SavedSlotCheckpoint(msgspec.Struct, frozen=True):
 
 
 class FailedSlotCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that was given up."""
+    """A checkpoint that was abandoned."""
 
     checkpoint: str
     error: str
@@ -135,18 +135,18 @@ class FailedSlotCheckpoint(msgspec.Struct, frozen=True):
 class SlotBook(msgspec.Struct):
     """Slots of a job; `map` is None until a model is registered or the first parameter server comes.
 
-    processes: by id. known: of each id, the processes that were there, oldest first. leases: number of the
-    last lease of a task that pushes. gate: what may be leased. returns: how often a task was given back.
-    closings: FAILED tasks that not all slots have closed. left_parts: those that have, with the slots that
-    keep what they pushed. snapshots: by slot, life and version of its newest one. sources: checkpoints that
-    slots are taken back to, while they are restored. unrestored: by slot, the life in which it could not be.
-    claims: by slot, life and `since` that a backup told after a restart of the master. lives_from: least
-    number of a life that begins now; lives_apart: how far it is from every life before that start of the
-    master; stored: generation of the map in the store at that start, -1 without one (returning.py).
-    grace_until: time until which processes may return after that. copy_since, moved, copied: of the copies
-    under way, for the event about them; copy_retries: by slot, when a broken copy is tried again. finishing,
-    finished: data sets whose tasks are all over, and those of which workers may be told. saves: number of
-    requests to save. checkpoint, checkpoints, failed_checkpoints: the newest last.
+    processes: by id. known: processes seen under each id, oldest first. leases: number of the last lease of a
+    task that pushes. gate: limits leases. returns: number of returned tasks. closings: FAILED tasks that some
+    slots have not closed. left_parts: FAILED tasks closed everywhere, with the slots that keep their
+    gradients. snapshots: life and version of the newest one, by slot. sources: checkpoints that slots are
+    taken back to, while they are restored. unrestored: by slot, the life in which restoring failed. claims:
+    by slot, life and `since` reported by a backup after a restart of the master. lives_from: lowest number
+    for a new life; lives_apart: its distance from every life before that start of the master; stored:
+    generation of the stored map at that start, -1 without one (returning.py). grace_until: time until which
+    processes may return after it. copy_since, moved, copied: of the copies in progress, for their event;
+    copy_retries: by slot, when a broken copy is retried. finishing, finished: datasets whose tasks are all
+    over, and those reported to workers. saves: number of requests to save. checkpoint, checkpoints,
+    failed_checkpoints: newest last.
     """
 
     model: SlotModel | None = None
@@ -179,7 +179,7 @@ class SlotBook(msgspec.Struct):
 
     @property
     def start_mark(self) -> str:
-        """Tells what is named by this master from what an earlier one may have named, and the store has
+        """Distinguishes names given by this master from those of an earlier one that the store has
         forgotten; "" for a job's first master."""
         return f"-{self.lives_apart:08x}" if self.lives_apart > 1 else ""
 
@@ -188,7 +188,7 @@ class SlotBook(msgspec.Struct):
         return (record for record in self.processes.values() if record.attends)
 
     def staying(self) -> list[str]:
-        """Ids of those that slots may come to."""
+        """Ids of parameter servers that slots may move to."""
         return [record.ps for record in self.attending() if not record.draining]
 
     def owned(self, ps: str) -> list[int]:

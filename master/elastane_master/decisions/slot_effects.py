@@ -11,7 +11,7 @@ from elastane_slots.tasks import TaskRun
 
 
 class PsAddress(Message, frozen=True, tag=True):
-    """Where a process listens. key: of which its secret is made. draining: no slot moves to it any more."""
+    """Address of a process. key: source of its secret. draining: no slot moves to it any more."""
 
     ps: str
     address: str
@@ -20,7 +20,7 @@ class PsAddress(Message, frozen=True, tag=True):
 
 
 class ToldMap(Message, frozen=True, tag=True):
-    """The map as everybody is told. sources: folders of checkpoints that slots go back to, by slot."""
+    """The slot map as it is sent. sources: folders of checkpoints that slots go back to, by slot."""
 
     map: SlotMap
     processes: tuple[PsAddress, ...]
@@ -28,27 +28,27 @@ class ToldMap(Message, frozen=True, tag=True):
 
 
 class PsWelcome(Message, frozen=True, tag=True):
-    """Answer to PsJoined. model: None: none is registered yet."""
+    """Answer to PsJoined. model: None if none is registered yet."""
 
     map: ToldMap
     model: SlotModel | None
 
 
 class ModelKnown(Message, frozen=True, tag=True):
-    """The job's model is registered now."""
+    """The job's model has been registered."""
 
     model: SlotModel
 
 
 class SaveSlots(Message, frozen=True, tag=True):
-    """Save all slots that you own; folder: empty: where the snapshots of the cadence are."""
+    """Asks to save all owned slots. folder: empty: that of the periodic snapshots."""
 
     request: str
     folder: str = ""
 
 
 class SaveManifest(Message, frozen=True, tag=True):
-    """Write the manifest of a checkpoint."""
+    """Asks to write the manifest of a checkpoint."""
 
     request: str
     folder: str
@@ -56,13 +56,13 @@ class SaveManifest(Message, frozen=True, tag=True):
 
 
 class CloseTasks(Message, frozen=True, tag=True):
-    """Apply nothing of these tasks any more."""
+    """Orders a parameter server to refuse further pushes of these tasks."""
 
     tasks: tuple[TaskRun, ...]
 
 
 class PsDrain(Message, frozen=True, tag=True):
-    """You are to go; your slots move first."""
+    """Announces a drain; the process's slots move first."""
 
     reason: str
     notice_seconds: float = 0.0
@@ -94,6 +94,6 @@ class ClosePs(Effect, frozen=True, tag=True):
 
 
 class SendMap(Effect, frozen=True, tag=True):
-    """Tell all parameter servers and all who watch that the map is another."""
+    """Send the new map to all parameter servers and watchers."""
 
     map: ToldMap

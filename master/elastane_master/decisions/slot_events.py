@@ -1,4 +1,4 @@
-"""Events of parameter servers and of whoever registers, saves or rewinds a model."""
+"""Events of parameter servers, and of callers that register, save or rewind a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastane_slots.tasks import TaskRun
 
 
 class HeldSlot(msgspec.Struct, frozen=True):
-    """A slot that a process has, as it says: see ps.proto."""
+    """A slot held by a process, as reported: see ps.proto."""
 
     slot: int
     life: int
@@ -23,9 +23,9 @@ class HeldSlot(msgspec.Struct, frozen=True):
 
 
 class PsJoined(Event, frozen=True, tag=True):
-    """PsHello. process, process_started_seconds, process_clock: as of a worker's Hello.
+    """PsHello. process, process_started_seconds, process_clock: as in a worker's Hello.
 
-    held, generation, lease_seen, lives: what it knows, for a store that has lost writes (returning.py).
+    held, generation, lease_seen, lives: its knowledge, in case the store has lost writes (returning.py).
     """
 
     ps: str
@@ -117,7 +117,7 @@ class SavedPart(msgspec.Struct, frozen=True):
 
 
 class SlotsSaved(Event, frozen=True, tag=True):
-    """Snapshots are written. request: empty: of the cadence. error: what could not be, and is tried again."""
+    """Snapshots were written. request: empty: periodic ones. error: a failure, which is retried."""
 
     ps: str
     session: str
@@ -176,7 +176,7 @@ class PsDrainRequested(Event, frozen=True, tag=True):
 
 
 class SlotsCheckpointRequested(Event, frozen=True, tag=True):
-    """An operator asks for a checkpoint of all slots. in_flight: without waiting for tasks in flight.
+    """An operator requests a checkpoint of all slots. in_flight: do not wait for tasks in flight.
 
     The result is its name.
     """

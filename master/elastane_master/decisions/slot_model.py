@@ -10,7 +10,7 @@ DenseRule = Literal["sgd", "adagrad", "adam", "adamw"]
 RowRule = Literal["sgd", "rowwise_adagrad", "lazy_adam"]
 RowDistribution = Literal["uniform", "normal", "zeros"]
 
-#: Of a model's environment: digest of what is in no slot.
+#: Entry of a model's environment: digest of state that is in no slot.
 _LOCAL: Final = "local"
 
 
@@ -26,9 +26,9 @@ class DenseTensor(msgspec.Struct, frozen=True):
 
 
 class RowTable(msgspec.Struct, frozen=True):
-    """Rows that are pulled and pushed one by one.
+    """A table whose rows are pulled and pushed individually.
 
-    padding_row: is zero, and never updated; None: there is none. distribution, scale: of new rows.
+    padding_row: always zero, never updated; None: there is none. distribution, scale: of new rows.
     """
 
     name: str
@@ -43,7 +43,7 @@ class RowTable(msgspec.Struct, frozen=True):
 
 
 class SlotModel(msgspec.Struct, frozen=True):
-    """All that is trained at parameter servers; every worker registers the same.
+    """Everything that is trained at parameter servers; every worker registers the same.
 
     absent: keys of the model's state_dict that are in no slot.
     """
@@ -57,7 +57,7 @@ class SlotModel(msgspec.Struct, frozen=True):
     absent: tuple[str, ...] = ()
 
     def difference(self, other: SlotModel) -> str:
-        """Return the first thing in words that differs in another model; "" if it is equal."""
+        """Describe the first difference from another model; "" if it is equal."""
         for kind in ("tensors", "tables"):
             mine, theirs = getattr(self, kind), getattr(other, kind)
             for one, another in zip(mine, theirs, strict=False):

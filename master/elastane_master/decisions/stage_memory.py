@@ -1,8 +1,8 @@
-"""What a pipeline's stages may keep, where workers say how much memory theirs may use.
+"""Keeps a pipeline's stages within the memory limits of its workers.
 
-    a worker joins      the job needs as many workers as hold the model, if all had as much memory as the
-                        one that has most; with fewer it waits, and if no number would do, it is refused
-    a worker leaves     the same, by what those have that are left
+    a worker joins      the job needs enough workers to hold the model, if all had as much memory as the
+                    largest; with fewer it waits, and if no number suffices, the worker is refused
+    a worker leaves     the same, with the remaining workers
     a plan is chosen    its stages keep activations, or run forwards again, so that they fit
 
 Optimizer state and activations are counted as far as the script's profile has them.
@@ -27,10 +27,10 @@ SEARCHED_MAX = 512
 
 
 def workers_least(profile: Profile, micro_batches: int, workers_most: int, memory_bytes: int) -> int:
-    """Return the least number of workers, each with so much memory, that hold the model.
+    """Return the smallest number of workers, each with this much memory, that can hold the model.
 
-    Raises DoesNotFit, which names a stage, if more than workers_most would be needed. Of a model beyond
-    `SEARCHED_MAX` only weights and optimizer are counted, and it is not refused.
+    Raises DoesNotFit, which names a stage, if more than workers_most would be needed. For models beyond
+    `SEARCHED_MAX` only weights and optimizer are counted, and they are not refused.
     """
     count = min(workers_most, micro_batches)
     if count * len(profile.units) > SEARCHED_MAX:
@@ -47,8 +47,9 @@ def workers_least(profile: Profile, micro_batches: int, workers_most: int, memor
 
 @lru_cache(maxsize=64)
 def _searched(profile: Profile, micro_batches: int, count: int, memory_bytes: int) -> int | None:
-    """Return the least number of devices; None: none would do. It takes up to half a second, and is asked
-    for as often as workers come and leave."""
+    """Return the smallest sufficient number of devices; None: no number suffices.
+
+    Cached: it takes up to half a second, and is needed whenever workers come and leave."""
     costs = _costs(profile, micro_batches, count, memory_bytes)
     return MemoryNeeds(costs).least_devices(costs.cluster.devices[0])
 
@@ -59,9 +60,9 @@ def _costs(profile: Profile, micro_batches: int, count: int, memory_bytes: int) 
 
 
 def first_fit(costs: Costs, plans: Iterable[Plan]) -> Plan | str:
-    """Return the first plan that keeps to the devices' memory, with the memory of its stages.
+    """Return the first plan that fits the devices' memory, with memory modes of its stages.
 
-    Returns why the first of them does not fit, if none does.
+    Returns why the first plan does not fit, if none does.
     """
     needs, problem = MemoryNeeds(costs), ""
     for plan in plans:
@@ -74,7 +75,7 @@ def first_fit(costs: Costs, plans: Iterable[Plan]) -> Plan | str:
 
 
 def _one_each(profile: Profile, count: int) -> Plan:
-    """Return a plan with as many stages as may be, of about equally many units, a device for each."""
+    """Return a plan with as many stages as possible, of about equally many units, with a device each."""
     starts = [0, *profile.cuts]
     stages = min(count, len(starts))
     chosen = [starts[len(starts) * stage // stages] for stage in range(stages)]

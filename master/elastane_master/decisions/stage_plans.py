@@ -1,12 +1,12 @@
 """Plans of a pipeline: which worker of a ring runs which units.
 
-    the ring goes   --> another plan was proposed for it (replanning.py): that one
-                        the same workers: the plan that they had
-                        few units and workers, measured: the planner, with a bounded number of simulations
-                        else: the plan before, cut down to the workers that are left, or an even cut
+    the ring goes   --> a plan was proposed for it (replanning.py): that plan
+                    the same workers: their current plan
+                    few units and workers, measured: the planner, with a bounded number of simulations
+                    else: the previous plan reduced to the remaining workers, or an even cut
 
-Every plan gives the same bits. So the planner's bounds, and whether it answers at all, decide only how long
-a step takes; it goes on to look for a better plan beside the event loop.
+Every plan gives the same bits. So the planner's bounds, and whether it answers at all, only affect the step
+time; a thread continues to look for a better plan.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ BLOCKS_AT_ONCE_MAX = 2048
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What a plan is to be made for. workers: by device of the cluster. keep: the plan that runs.
+    """Input of the planner. workers: by device of the cluster. keep: the current plan.
 
-    held: units by worker. horizon_steps: until the next change of the plan, for which a move must pay.
+    held: units by worker. horizon_steps: steps until the next expected change, in which a move must pay off.
     """
 
     profile: Profile
@@ -63,9 +63,9 @@ class Question(msgspec.Struct, frozen=True):
 def profile_of(
     model: PipelineModel, measured: Sequence[UnitSeconds] = (), overhead: UnitSeconds | None = None
 ) -> Profile:
-    """Return the model as the planner knows it, with the times that workers measured where they did.
+    """Return the model's profile for the planner, with times measured by workers where known.
 
-    Raises InvalidProfile for figures that cannot be true.
+    Raises InvalidProfile for impossible values.
     """
     units = []
     for index, unit in enumerate(model.units):
@@ -93,12 +93,12 @@ def profile_of(
 
 
 def steps_left(state: JobState) -> int:
-    """Return how many steps the job still makes, as far as its script says."""
+    """Return the remaining steps of the job, as far as its script has announced them."""
     return state.total_steps - state.steps.current if state.total_steps else STEPS_LEFT_UNKNOWN
 
 
 def question(state: JobState) -> Question:
-    """Return what a plan for the members of the ring is to be made for."""
+    """Return the planner's input for the members of the ring."""
     model = state.signature.pipeline if state.signature else None
     assert model is not None
     settings, records = state.settings, _eligible(state)
@@ -125,10 +125,10 @@ def question(state: JobState) -> Question:
 
 
 def decide(state: JobState) -> StagePlan:
-    """Return the plan of the ring that goes now, with what is predicted of it. Called once for each Go."""
+    """Return the plan of the ring that starts now, with predictions. Called once for each Go."""
     asked = question(state)
     if proposed := _proposed(state, asked):
-        return proposed  # with what the planner's thread has predicted of it
+        return proposed  # with the predictions of the planner's thread
     found, problem = _kept(state, asked), ""
     if found is None:
         found, problem = _planned(asked)
@@ -136,7 +136,7 @@ def decide(state: JobState) -> StagePlan:
 
 
 def answer(asked: Question, **bounds: object) -> StagePlan:
-    """Return the planner's plan. bounds: of its search, as of `make_plan`. Raises PlanError."""
+    """Return the planner's plan. bounds: of its search, as for `make_plan`. Raises PlanError."""
     place = {worker: index for index, worker in enumerate(asked.workers)}
     found = make_plan(
         asked.profile,
@@ -154,7 +154,7 @@ def answer(asked: Question, **bounds: object) -> StagePlan:
 
 
 def with_figures(plan: StagePlan, asked: Question, *, blocks_max: int | None = None) -> StagePlan:
-    """Return a plan with what is predicted of it, if units are measured and a step has no more blocks."""
+    """Return a plan with predictions, if units are measured and a step does not have too many blocks."""
     blocks = 2 * len(plan.stages) * asked.micro_batches
     if not asked.profile.measured or (blocks_max is not None and blocks > blocks_max):
         return plan
@@ -172,12 +172,12 @@ def with_figures(plan: StagePlan, asked: Question, *, blocks_max: int | None = N
 
 
 def on_devices(plan: StagePlan) -> Plan:
-    """Return a plan by the places of its workers."""
+    """Return a plan in terms of its workers' places."""
     return _by_device(plan, {worker: index for index, worker in enumerate(plan.workers)})
 
 
 def predicted(state: JobState, plan: StagePlan) -> Timeline | None:
-    """Return the predicted step of a plan, to be shown; None if units are not measured, or a worker is gone.
+    """Return the predicted step of a plan for display; None if units are unmeasured or a worker is gone.
 
     Raises PlanError.
     """
@@ -192,9 +192,9 @@ def predicted(state: JobState, plan: StagePlan) -> Timeline | None:
 
 
 def slow_text(state: JobState, workers: Sequence[str], among: Sequence[str] = ()) -> str:
-    """Say which of some workers is slowest and how fast it is beside the fastest; empty if all are alike.
+    """Describe the slowest worker and its speed relative to the fastest; empty if all are equal.
 
-    among: of which the slowest is looked for; default: all.
+    among: candidates for the slowest; default: all.
     """
     speeds = {one: state.workers[one].speed or 1.0 for one in workers if one in state.workers}
     asked = [one for one in among or workers if one in speeds]
@@ -208,7 +208,7 @@ def slow_text(state: JobState, workers: Sequence[str], among: Sequence[str] = ()
 
 
 def in_ring(plan: StagePlan, workers: Sequence[str]) -> PipelinePlan:
-    """Return a plan by places in the ring, as Go has it, without the units' sources."""
+    """Return a plan by places in the ring, as sent with Go, without the units' sources."""
     place = {worker: index for index, worker in enumerate(workers)}
     stages = tuple(
         PipelineStage(
@@ -224,7 +224,7 @@ def in_ring(plan: StagePlan, workers: Sequence[str]) -> PipelinePlan:
 
 
 def fits(state: JobState, plan: StagePlan) -> bool:
-    """True if a plan shares out all units of the model among the members of the ring that may get some."""
+    """True if a plan assigns all units of the model to eligible members of the ring."""
     return _fits(question(state), plan)
 
 
@@ -260,7 +260,7 @@ def _kept(state: JobState, asked: Question) -> StagePlan | None:
 
 
 def _planned(asked: Question) -> tuple[StagePlan | None, str]:
-    """Ask the planner, where that is done soon. Returns None if it has no plan, and why, if it was asked."""
+    """Ask the planner, if that is quick. Returns None without a plan, and the reason if it was asked."""
     if not (_is_small(asked) and asked.profile.measured):
         return None, ""
     try:
@@ -272,7 +272,7 @@ def _planned(asked: Question) -> tuple[StagePlan | None, str]:
 
 
 def _is_small(asked: Question) -> bool:
-    """True if the planner answers soon enough for a decision to wait for it."""
+    """True if the planner is quick enough for a decision to wait for it."""
     return (
         len(asked.profile.units) <= UNITS_AT_ONCE_MAX
         and len(asked.workers) <= WORKERS_AT_ONCE_MAX
@@ -281,7 +281,7 @@ def _is_small(asked: Question) -> bool:
 
 
 def _cut(state: JobState, asked: Question, problem: str) -> StagePlan:
-    """Cut the plan before down to the workers that are there, or else the model evenly.
+    """Reduce the previous plan to the present workers, or else cut the model evenly.
 
     problem: why the planner has no plan; empty: it was not asked.
     """
@@ -300,7 +300,7 @@ def _cut(state: JobState, asked: Question, problem: str) -> StagePlan:
 def _within_memory(
     asked: Question, plans: Sequence[tuple[tuple[StageOnWorkers, ...], str]], problem: str
 ) -> StagePlan:
-    """Return the first of these that keeps to the workers' memory; if none does, the first, and why."""
+    """Return the first plan that fits the workers' memory; if none does, the first, with the reason."""
     place = {worker: index for index, worker in enumerate(asked.workers)}
     costs = Costs(asked.profile, asked.cluster, asked.micro_batches)
     for stages, reason in plans:
@@ -316,7 +316,7 @@ def _within_memory(
 
 
 def _squeezed(asked: Question) -> StagePlan | None:
-    """Return a plan that keeps to the workers' memory before anything is measured; None if none is found."""
+    """Return a plan that fits the workers' memory before anything is measured; None if none is found."""
     if asked.profile.measured or not _is_small(asked):
         return None
     units = (
@@ -333,9 +333,9 @@ def _squeezed(asked: Question) -> StagePlan | None:
 
 
 def _cut_down(before: StagePlan, asked: Question) -> tuple[StageOnWorkers, ...] | None:
-    """Return the stages of a plan on the workers that still hold their units; None: not every stage has one.
+    """Return a plan's stages on the workers that still hold their units; None: a stage has none.
 
-    A shadow takes the place of the last replica. Others help where a replica has most to do.
+    A shadow replaces the last replica. Other workers join the stage with the most work per replica.
     """
     there, stages = set(asked.workers), []
     used: set[str] = set()
@@ -365,9 +365,9 @@ def _cut_down(before: StagePlan, asked: Question) -> tuple[StageOnWorkers, ...] 
 
 
 def _even(asked: Question, *, by_size: bool = False) -> tuple[StageOnWorkers, ...]:
-    """Cut the model into as many stages as may be, of about equal time, or of equally many units.
+    """Cut the model into as many stages as possible, of about equal time or equally many units.
 
-    by_size: of about as many bytes of weights.
+    by_size: of about equally many bytes of weights.
     """
     count = asked.stages_max or len(asked.workers)
     bounds = _even_bounds(asked.profile, count, by_size=by_size)
@@ -384,7 +384,7 @@ def _even(asked: Question, *, by_size: bool = False) -> tuple[StageOnWorkers, ..
 
 
 def _even_bounds(profile: Profile, count: int, *, by_size: bool) -> list[tuple[int, int]]:
-    """Return where `count` stages begin and end, nowhere between units that share parameters."""
+    """Return the bounds of `count` stages, never between units that share parameters."""
     sizes = [
         float(unit.parameter_bytes) if by_size else _seconds(profile, index, index + 1)
         for index, unit in enumerate(profile.units)
@@ -401,7 +401,7 @@ def _even_bounds(profile: Profile, count: int, *, by_size: bool) -> list[tuple[i
 
 
 def _with_shadows(stages: tuple[StageOnWorkers, ...], asked: Question) -> tuple[StageOnWorkers, ...]:
-    """Give stages with one replica their shadows: who holds the units, then the next stages' workers."""
+    """Assign shadows to stages with one replica: holders of the units, then the next stages' workers."""
     if not asked.shadows:
         return stages
     found = []
@@ -416,12 +416,12 @@ def _with_shadows(stages: tuple[StageOnWorkers, ...], asked: Question) -> tuple[
 
 
 def _place_held(units: set[int] | None) -> tuple[bool, int]:
-    """Return where a worker stands among others: by the first unit it holds, else behind them."""
+    """Return a worker's sort key: the first unit that it holds, else last."""
     return (not units, min(units) if units else 0)
 
 
 def _seconds(profile: Profile, first: int, end: int) -> float:
-    """Return the time of some units; where nothing is measured, their number."""
+    """Return the time of some units, or their number if nothing is measured."""
     if not profile.measured:
         return float(end - first)
     return sum(unit.forward_seconds + unit.backward_seconds for unit in profile.units[first:end])

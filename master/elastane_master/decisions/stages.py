@@ -1,4 +1,4 @@
-"""A plan of a pipeline by worker ids, as it is decided, stored and shown; `effects` has the form of a Go."""
+"""A pipeline's plan by worker ids, as decided, stored and shown; `effects` has the form sent with Go."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class StageOnWorkers(msgspec.Struct, frozen=True):
 
 
 class StagePlan(msgspec.Struct, frozen=True):
-    """A pipeline's stages. workers: among which they were shared out, in the ring's order.
+    """A pipeline's stages. workers: those it was made for, in the ring's order.
 
-    step_seconds: predicted, 0.0: not known. bubble: part of the time in which workers wait for others'
-    blocks. stage_seconds: each one's load in a step. reason: why this plan.
+    step_seconds: predicted, 0.0: not known. bubble: share of time in which workers wait for others' blocks.
+    stage_seconds: load of each stage in a step. reason: of this plan.
     """
 
     stages: tuple[StageOnWorkers, ...]

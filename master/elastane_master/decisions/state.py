@@ -40,15 +40,15 @@ class WorkerRecord(msgspec.Struct):
     answered. unanswered_since: when it was sent the first Prepare after its last answer; None if it owes
     none. trainer_at: last sign of life of its trainer; None before its first ring. between_since: when it
     entered user code between two steps; None inside a step. held_until: end of its quarantine, infinite if
-    for good (quarantine.py). leave_by: shortly before its node is taken away, if known. device_type,
-    est_seconds: of its device, and of an EST's part of a step on it, 0.0: not known; ests_max: it has memory
-    for, 0: not known; measured_at: when they last changed; step_seconds: of a step in the ring of
-    step_generation (balance.py). straggler: why it is slower than its like, "compute", "data", "network" or
-    empty; rate_ratio: its rate over theirs; straggler_at: when they last changed (stragglers.py). Of a
-    pipeline: units: that it holds after applied_step steps, with holds_state (unit_holders.py); speed: of its
-    device, 0.0: not known; memory_bytes: that its stage may use, 0: not known; units_at: when they last
-    changed (unit_seconds.py); links: bandwidth from other workers, as it last told, in bytes per second;
-    links_at: when it did (link_speeds.py).
+    permanent (quarantine.py). leave_by: shortly before its node is taken away, if known. device_type;
+    est_seconds: of an EST's part of a step on it, 0.0: not known; ests_max: ESTs that fit into its memory, 0:
+    not known; measured_at: when these last changed; step_seconds: of a step in the ring of step_generation
+    (balance.py). straggler: why it is slower than others on its device type, "compute", "data", "network" or
+    empty; rate_ratio: its rate divided by theirs; straggler_at: when these last changed (stragglers.py). In a
+    pipeline: units: held after applied_step steps, with holds_state (unit_holders.py); speed: of its device,
+    0.0: not known; memory_bytes: limit of its stage, 0: not known; units_at: when these last changed
+    (unit_seconds.py); links: bandwidth from other workers as last reported, in bytes per second; links_at:
+    time of that report (link_speeds.py).
     """
 
     worker: str
@@ -190,8 +190,8 @@ class SentinelBook(msgspec.Struct):
 
     check: check in the step being reported. hosted, clean: last step in which a worker's own EST, or anything
     it computed, was found right. faulty: workers found faulty, with the step; they never train again. doubts:
-    checkpoints that may be spoiled. anew_generation: processes that were in a ring before this generation are
-    ahead of the history, and must be restarted.
+    checkpoints that may be corrupted. anew_generation: processes that were in a ring before this generation
+    are ahead of the history, and must be restarted.
     """
 
     check: Check | None = None
@@ -204,13 +204,13 @@ class SentinelBook(msgspec.Struct):
 
 
 class BalanceBook(msgspec.Struct):
-    """Changes of ranges alone (balance.py).
+    """Changes of only the ranges (balance.py).
 
-    changed_at: time of the last one; changes: since the workers of the ring last changed. change_seconds: how
-    long the last planned change of the ring took. tried: members before a change that has not been judged;
-    tried_generation: of the ring that it made; tried_seconds: of a step before it. reverts: it made steps
-    longer. backoff_until: no further one before that; backoff_seconds: length of the last backoff. ests_max:
-    of device types on which workers ran out of memory.
+    changed_at: time of the last one; changes: number since the workers of the ring last changed.
+    change_seconds: duration of the last planned change of the ring. tried: members before a change that has
+    not been judged; tried_generation: of the resulting ring; tried_seconds: of a step before it. reverts: it
+    made steps longer. backoff_until: no further change before that; backoff_seconds: length of the last
+    backoff. ests_max: for device types on which workers ran out of memory.
     """
 
     changed_at: float | None = None
@@ -226,11 +226,11 @@ class BalanceBook(msgspec.Struct):
 
 
 class SpotBook(msgspec.Struct):
-    """A deadline with workers on demand beside spot (deadline_on_spot.py).
+    """State of a deadline with spot and on-demand workers (deadline_on_spot.py).
 
-    memory: of the policy. rungs: numbers of workers that pay, with the seconds of a step, as last measured.
-    rests: seconds of a step in which no EST is computed, as last measured, by the number of workers.
-    look_at: when to decide again at the latest. seen: workers on spot and on demand at the last decision.
+    memory: of the policy. rungs: useful numbers of workers, with their last measured step seconds. rests:
+    last measured seconds of a step without EST computation, by number of workers. look_at: latest time of the
+    next decision. seen: spot and on-demand workers at the last decision.
     """
 
     memory: SpotMemory = SpotMemory()
@@ -241,15 +241,14 @@ class SpotBook(msgspec.Struct):
 
 
 class ScalingBook(msgspec.Struct):
-    """How many workers a job that scales by itself should have (autoscaling.py).
+    """Autoscaling state of a job (autoscaling.py).
 
-    target: workers, 0: not decided, so as many as may train. on_demand_target: of these, on demand. reason:
-    why. changed_at: of the targets. predicted_finish_at, predicted_cost_micros: of the whole job. suspends:
-    the budget is spent, and the job is to be suspended. autoscaler: its memory. generation: of the ring
-    whose steps are measured, with or without a straggler in it (disturbed); settling: of its first steps,
-    those that are still not counted; steps: counted; times: of the newest of these, in seconds. look_at:
-    number of steps at which to decide next. spot: of a deadline with workers on demand. budget_spent: it was
-    noticed that the budget is (budget.py).
+    target: workers; 0: undecided, so the maximum. on_demand_target: of these, on demand. reason: of the
+    targets; changed_at: their last change. predicted_finish_at, predicted_cost_micros: of the whole job.
+    suspends: the budget is spent, and the job will be suspended. autoscaler: its memory. generation: of the
+    ring being measured; disturbed: it has a straggler; settling: its first steps that are still to be
+    skipped; steps: number counted; times: of the newest of these, in seconds. look_at: step count of the next
+    decision. spot: for a deadline with on-demand workers. budget_spent: detected (budget.py).
     """
 
     target: int = 0
@@ -271,9 +270,9 @@ class ScalingBook(msgspec.Struct):
 
 
 class Replacement(msgspec.Struct, frozen=True):
-    """A straggler whose place another gets in the ring of `generation`, which has not formed yet.
+    """A straggler that is replaced in the ring of `generation`, which has not formed yet.
 
-    cause, ratio: as of its record. rate_before, rate_after: steps per second, measured and expected.
+    cause, ratio: as in its record. rate_before, rate_after: steps per second, measured and expected.
     """
 
     worker: str
@@ -289,10 +288,10 @@ class Replacement(msgspec.Struct, frozen=True):
 class StragglerBook(msgspec.Struct):
     """Replacements of stragglers (stragglers.py).
 
-    changed_at: when the last one was decided. replaced: when they took place, by host. barred: until when a
-    host gets no worker. tried_generation: of a ring with a replacement that has not been judged, 0: none;
-    tried_seconds: of a step before it. backoff_until: no further one before that; backoff_seconds: length of
-    the last backoff.
+    changed_at: time of the last decision. replaced: times of replacements, by host. barred: time until which
+    a host gets no worker. tried_generation: of a ring with an unjudged replacement, 0: none; tried_seconds:
+    of a step before it. backoff_until: no further replacement before that; backoff_seconds: length of the
+    last backoff.
     """
 
     changed_at: float | None = None
@@ -313,15 +312,15 @@ class UnitSeconds(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PipelineBook(msgspec.Struct):
-    """The pipeline of a job whose model is cut.
+    """State of a pipeline job.
 
     plan: of the newest ring that trained, kept while there is none (stage_plans.py). proposed: a better one
-    for the present ring, to be taken at a step boundary (replanning.py); changed_at: when one was last taken;
-    changes: taken since the workers last changed. measured: by unit; overhead: of a micro-batch on a stage,
-    beside its units (unit_seconds.py); measurements: how often any of it has changed. links: by source and
-    target host, what was last told of the bandwidth, in bytes per second (link_speeds.py). finished_units: of
-    workers whose scripts have ended. workers_least: that hold the model in the memory that they said they may
-    use; 0: not known (stage_memory.py).
+    for the current ring, to be adopted at a step boundary (replanning.py); changed_at: time of the last
+    adoption; changes: adoptions since the workers last changed. measured: by unit; overhead: per micro-batch
+    of a stage (unit_seconds.py); measurements: number of changes of these. links: last reported bandwidths by
+    source and target host, in bytes per second (link_speeds.py). finished_units: of workers whose scripts
+    have ended. workers_least: smallest number of workers whose memory holds the model; 0: not known
+    (stage_memory.py).
     """
 
     plan: StagePlan | None = None
@@ -347,12 +346,12 @@ class JobState(msgspec.Struct):
     scripts left their loop over epochs; ended_step: step with which the training ended, once all had
     (endings.py). drift: a difference between members, under investigation (fingerprints.py). failures,
     failed_step, failed_generation: script errors in a row at one step. requests: operators' request ids that
-    took effect, oldest first. deaths: when ring workers died, by worker id (quarantine.py). cost: what
-    workers have cost (cost.py). waiting_since: since when there have been too few workers, if the wait is
-    limited; wait_until: when the present ones are released (waiting.py). sentinel: see sentinel.py. balance:
+    took effect, oldest first. deaths: when ring workers died, by worker id (quarantine.py). cost: cost of
+    workers (cost.py). waiting_since: since when there have been too few workers, if the wait is limited;
+    wait_until: when the present ones are released (waiting.py). sentinel: see sentinel.py. balance:
     see balance.py. stragglers: see stragglers.py. processes: of each worker id, in the order they came;
-    process_starts: when the newest of them started, as (clock, seconds), if it said so (processes.py).
-    pipeline: of a job whose model is cut into units. slots: of a model at parameter servers.
+    process_starts: start of the newest of them as (clock, seconds), if reported (processes.py).
+    pipeline: of a pipeline job. slots: of a model at parameter servers.
     """
 
     name: str
@@ -400,7 +399,7 @@ class JobState(msgspec.Struct):
 
     @property
     def unit_count(self) -> int:
-        """Number of units of a pipeline job's model; 0: the job is none."""
+        """Number of units of a pipeline job's model; 0 for other jobs."""
         model = self.signature.pipeline if self.signature else None
         return len(model.units) if model else 0
 

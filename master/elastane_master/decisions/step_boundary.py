@@ -230,7 +230,7 @@ def _close_with_checkpoint(ctx: DecisionContext, choice: Choice) -> None:
 
 
 def _wanted(ctx: DecisionContext) -> Choice | None:
-    """Choose the ring to change to, none if the job is to be suspended; None if it stays as it is."""
+    """Choose the ring to change to, an empty one to suspend the job; None for no change."""
     if ctx.state.suspending:
         why = _why_suspended(ctx.state)
         return Choice((), why, why)
@@ -242,7 +242,7 @@ def _why_suspended(state: JobState) -> str:
 
 
 def _loses_state(state: JobState, choice: Choice) -> bool:
-    """True if the next ring would contain no member of the current one, or nobody that holds some unit."""
+    """True if the next ring would lose the state: no current member, or no holder of some unit."""
     workers = {member.worker for member in choice.members}
     return not set(state.ring.names()) & workers or bool(unit_holders.lost_without(state, workers))
 
@@ -283,8 +283,7 @@ def _reports_forgotten_ring(ctx: DecisionContext, event: StepReported) -> bool:
 def _check_report(ctx: DecisionContext, event: StepReported, member: Member) -> None:
     current, total = ctx.state.steps.current, ctx.state.total_steps
     if event.step != current or (total and event.step >= total):
-        # Not the worker's fault if the store lost what the previous master had acknowledged: the worker must
-        # be able to join anew.
+        # If the store lost acknowledged writes, the worker is not at fault and must be able to join again.
         raise Rejection(
             "stale",
             f"{event.worker} reports step {event.step}, the ring is at step {current}",

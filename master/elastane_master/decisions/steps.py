@@ -56,8 +56,8 @@ class IntervalReport(msgspec.Struct, frozen=True):
 class Interval(msgspec.Struct):
     """The script's code before the first step of an epoch (intervals.py).
 
-    reports: by worker, of those that ran it. here: generation in which each worker last reported that it is
-    before the step. changes: the decision, None before it. whole: ESTs whose stored contexts are those after
+    reports: by worker, of those that ran it. here: generation in which each worker last reported that it has
+    reached the step. changes: the decision, None before it. whole: ESTs whose stored contexts are those after
     the code.
     """
 

@@ -1,20 +1,21 @@
-"""Stragglers: what is done about a worker that is slower than its like.
+"""Stragglers: reactions to a worker that is slower than others on its device type.
 
-Who is one, and why, is judged outside the state machine, from the rates in the workers' figures
-(`elastane_scheduler.autoscaling.stragglers`), and arrives with the worker's heartbeat; a change is stored.
+Stragglers and their causes are detected outside the state machine, from the workers' reported rates
+(`elastane_scheduler.autoscaling.stragglers`); the verdict arrives with the worker's heartbeat, and changes
+are stored.
 
-    first    fewer ESTs for it: balance.py counts a straggler by its own speed, and alone decides ranges
-    then     another in its place, if steps become shorter by 5 % or more than the best ranges make them, and
+    first    fewer ESTs for it: balance.py uses a straggler's own speed, and alone decides ranges
+    then     a replacement, if steps become shorter by 5 % or more than with the best ranges, and
 
                  steps left x (T_best ranges - T_replaced) > 2 x the time that a change takes
 
-A newcomer must be there and stand by: it joins and the straggler leaves in one planned change, so that the
-ring is never smaller. Until the new ring trains the straggler only stands by, and takes its place again if
-the newcomer is lost. Then it is drained. The leader is no exception: its role moves with EST 0.
+A standby must be present: it joins and the straggler leaves in one planned change, so that the ring never
+shrinks. Until the new ring trains the straggler stands by, and returns to its place if the replacement is
+lost; then it is drained. This includes the leader, whose role moves with EST 0.
 
-As for ranges alone, a pause doubles with each replacement within an hour, and steps that are longer
-afterwards bar further ones for ten minutes, then twenty. A host of which two workers were replaced within an
-hour gets no worker for an hour, unless all workers of the job are on it.
+As for changes of ranges, a pause doubles with each replacement within an hour, and longer steps afterwards
+prevent further ones for ten minutes, then twenty. A host with two replaced workers within an hour gets no
+worker for an hour, unless all workers of the job are on it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ DRAINED_BY = "straggler"
 
 
 def judged(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported) -> None:
-    """Note whether a worker is a straggler, if that has changed."""
+    """Record whether a worker is a straggler, if that has changed."""
     if not event.straggler:
         return
     cause = "" if event.straggler == NONE else event.straggler
@@ -68,7 +69,7 @@ def judged(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported) -
 
 
 def hosts(record: WorkerRecord, member: Member) -> str:
-    """Say what a member hosts, and whether it is slow."""
+    """Describe what a member hosts, and whether it is slow."""
     first, last = member.start, member.end - 1
     ests = f"hosts EST {first}" if first == last else f"hosts ESTs {first} to {last}"
     return (
@@ -77,11 +78,11 @@ def hosts(record: WorkerRecord, member: Member) -> str:
 
 
 def replacement(state: JobState, now: float, without: Callable[[str], Choice]) -> Choice | None:
-    """Choose the ring in which another has the slowest straggler's place, if that pays; None: as it is.
+    """Choose a ring in which the slowest straggler is replaced, if that pays off; None for no change.
 
-    without: chooses the ring as if a worker was not there.
+    without: chooses the ring as if a worker were absent.
     """
-    if not balance.is_turn(state):  # this is asked at each boundary: nobody is looked at before
+    if not balance.is_turn(state):  # called at each boundary: return early
         return None
     record = _slowest(state)
     if record is None or not _may_replace(state, now):
@@ -106,10 +107,10 @@ def replacement(state: JobState, now: float, without: Callable[[str], Choice]) -
 
 
 def standbys_wanted(state: JobState) -> int:
-    """Return how many workers should stand by beyond those that train, to replace a straggler: 1 or 0.
+    """Return how many standbys are wanted to replace a straggler: 1 or 0.
 
-    1 while it would pay if its like had its place, whether one stands by already or not. Called for the
-    number of workers that a job asks for.
+    1 while replacement by an equal device would pay off, whether or not there is a standby already. Called
+    for the number of workers that a job asks for.
     """
     record, members = _slowest(state), state.ring.members
     if record is None or not _may_replace(state, state.decided_at):
@@ -140,7 +141,7 @@ def _may_replace(state: JobState, now: float) -> bool:
 
 
 def _recent(state: JobState, now: float) -> list[float]:
-    """Return the times of the replacements that count."""
+    """Return the times of recent replacements."""
     return [at for times in state.stragglers.replaced.values() for at in times if at > now - WINDOW_SECONDS]
 
 
@@ -151,7 +152,7 @@ def _holds_state(state: JobState, members: Sequence[Member]) -> bool:
 def _speeds(state: JobState, members: Sequence[Member]) -> dict[str, float]:
     """Return the seconds of an EST by worker; empty if one is unknown.
 
-    A slow network delays a step, however many ESTs its worker hosts: it counts as if it delayed each.
+    A slow network delays a step independent of the worker's number of ESTs: it counts as a delay of each.
     """
     records = [state.workers[member.worker] for member in members]
     known = balance.speeds(records)
@@ -213,7 +214,7 @@ def announced(ctx: DecisionContext, choice: Choice, *, planned: bool) -> None:
 
 
 def _note_reweighted(ctx: DecisionContext, choice: Choice) -> None:
-    """Tell of stragglers that will host fewer ESTs, and fewer than others."""
+    """Record events for stragglers that will host fewer ESTs than before and than others."""
     state = ctx.state
     even = state.settings.ests // len(choice.members)
     rates: tuple[float, float] | None = None
@@ -231,7 +232,7 @@ def _note_reweighted(ctx: DecisionContext, choice: Choice) -> None:
 
 
 def formed(ctx: DecisionContext) -> None:
-    """The ring is ready: a straggler that another replaced in it leaves."""
+    """Release a replaced straggler, now that the ring is ready."""
     state, book = ctx.state, ctx.state.stragglers
     done, book.replacing = book.replacing, None
     if done is None or done.generation != state.ring.generation:
@@ -253,13 +254,13 @@ def formed(ctx: DecisionContext) -> None:
     if record is None or record.draining or state.ring.member(done.worker) is not None:
         return
     record.draining, record.straggler = True, done.cause
-    record.drain_reason = f"{done.newcomer} has its place: {how_slow(done.cause, done.ratio)}"
+    record.drain_reason = f"{done.newcomer} replaced it: {how_slow(done.cause, done.ratio)}"
     record.reason = f"leaves: {record.drain_reason}"
     ctx.note(history.WorkerDraining(record.worker, record.drain_reason, DRAINED_BY))
 
 
 def _count(state: JobState, done: Replacement, now: float) -> float:
-    """Count a replacement for its host. Returns for how many seconds the host gets no worker; 0.0: it may."""
+    """Count a replacement for its host. Returns the seconds for which the host is barred; 0.0: not barred."""
     book, host = state.stragglers, done.host
     times = (*(at for at in book.replaced.pop(host, ()) if at > now - WINDOW_SECONDS), now)
     book.replaced[host] = times
@@ -278,7 +279,7 @@ def _count(state: JobState, done: Replacement, now: float) -> float:
 
 
 def barred_until(state: JobState, host: str, now: float) -> float | None:
-    """Return until when a host gets no worker; None: it may."""
+    """Return until when a host is barred from getting a worker; None: it is not."""
     until = state.stragglers.barred.get(host, 0.0)
     return until if until > now else None
 

@@ -1,9 +1,9 @@
-"""Who holds which units of a pipeline's model, and so from where a ring's members take them.
+"""Holders of a pipeline's units, and the sources from which a ring's members get them.
 
-A worker holds weights and optimizer state of the units of its stages, after as many steps as it has applied.
-It says in each Ready which these are; between two Readys they follow from the plan of the ring in which it
-has proven, by a step, that it has its state. All members of a ring are at one step (see `prepared_until` in
-ring.proto), so that a unit is lost only with the last worker that holds it: then all go back to a checkpoint.
+A worker holds weights and optimizer state of its stages' units, after the steps that it has applied. Each
+Ready lists them; between two Readys they follow from the plan of the ring in which it has proven, by a step,
+that it has its state. All members of a ring are at the same step (see `prepared_until` in ring.proto), so a
+unit is lost only with its last holder: then all go back to a checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def units_in(ranges: Iterable[UnitRange]) -> Iterator[int]:
 
 
 def ranges_of(units: Iterable[int]) -> tuple[UnitRange, ...]:
-    """Return some units as ranges, in order."""
+    """Return units as ranges, in order."""
     found: list[UnitRange] = []
     for unit in sorted(set(units)):
         if found and found[-1].end_unit == unit:
@@ -46,7 +46,7 @@ def units_text(ranges: Sequence[UnitRange]) -> str:
 
 
 def require_units(state: JobState, ranges: Sequence[UnitRange], worker: str) -> None:
-    """Raise Rejection if a worker says that it holds units which the model does not have."""
+    """Raise Rejection if a worker claims units that the model does not have."""
     for units in ranges:
         if not 0 <= units.first_unit < units.end_unit <= state.unit_count:
             raise Rejection(
@@ -58,7 +58,7 @@ def require_units(state: JobState, ranges: Sequence[UnitRange], worker: str) -> 
 
 
 def planned(plan: PipelinePlan | None, place: int) -> tuple[UnitRange, ...]:
-    """Return the units that the member at a place of the ring holds by its plan."""
+    """Return the units that the plan assigns to the member at a place of the ring."""
     if plan is None:
         return ()
     return ranges_of(
@@ -79,9 +79,9 @@ def proven(state: JobState, worker: str) -> tuple[UnitRange, ...]:
 
 
 def held_soon(state: JobState) -> dict[str, tuple[UnitRange, ...]]:
-    """Return by worker the units that it will hold at the step from which the next ring can go on.
+    """Return by worker the units that it will hold at the step at which the next ring can resume.
 
-    That is the highest step of which the workers that attend hold all units.
+    That is the highest step at which connected workers hold all units.
     """
     if not state.unit_count:
         return {}
@@ -99,9 +99,9 @@ def held_soon(state: JobState) -> dict[str, tuple[UnitRange, ...]]:
 
 
 def _step_soon(state: JobState, record: WorkerRecord) -> int:
-    """Return the step at which a worker will be ready, -1 if it holds no usable state.
+    """Return the step at which a worker will send Ready, -1 if it holds no usable state.
 
-    Members of the ring that trained may still be a step behind, which they apply before they are ready.
+    Members of the last ring may be a step behind, which they apply before they send Ready.
     """
     ring, step = state.ring, state.steps.current
     if not record.holds_state:
@@ -128,9 +128,9 @@ def lost_without(state: JobState, workers: Collection[str]) -> tuple[UnitRange, 
 
 
 def unasked(state: JobState) -> list[WorkerRecord]:
-    """Return workers that claim to hold the state, and have not been asked yet which units they hold.
+    """Return workers that claim to hold the state, but have not been asked for their units yet.
 
-    None in a job whose model is not cut.
+    Empty for a job without pipeline.
     """
     generation = state.ring.generation
     if not state.unit_count:
@@ -159,7 +159,7 @@ def sources(state: JobState, step: int) -> tuple[UnitSource, ...]:
 
 
 def stored(state: JobState, checkpoint: str) -> tuple[UnitSource, ...]:
-    """Return the source of all units if nobody holds them. checkpoint: empty: the initial state."""
+    """Return the source of all units if no worker holds them. checkpoint: empty: the initial state."""
     return (UnitSource(0, state.unit_count, (), checkpoint),)
 
 

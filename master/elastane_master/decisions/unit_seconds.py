@@ -1,15 +1,15 @@
-"""What workers of a pipeline measure: times of its units, and so how fast their devices are.
+"""Measurements of pipeline workers: times of units, and from these the speed of devices.
 
-A worker measures only the units that it runs, and on its own device. The first time of a unit that is known,
-from the script's profile or from whoever ran it first, is that on a device of speed 1; how fast a worker is
-follows from all its units whose times are known:
+A worker measures only the units that it runs, on its own device. The first known time of a unit, from the
+script's profile or from the first worker to run it, defines speed 1; a worker's speed follows from all its
+units with known times:
 
     speed = sum of their known times / sum of the times that it measures
 
-So a device that becomes slow is seen at once, and one that has always been slow as soon as it runs a unit
-that another has run. What was measured is stored when it changes by more than a tenth.
+So a device that becomes slow is detected at once, and one that has always been slow as soon as it runs a unit
+that another has run. Measurements are stored when they change by more than a tenth.
 
-What a stage takes for a micro-batch beside its units is that of the profile, or of the first who tells it.
+The overhead of a stage per micro-batch comes from the profile, or from the first worker that reports it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEMORY_BYTES_MAX = 2**60
 
 
 def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported) -> None:
-    """Note what a worker has measured of its units, if it has changed, and not too often."""
+    """Record a worker's measurements of its units if they have changed, at limited frequency."""
     state, book = ctx.state, ctx.state.pipeline
     if not state.unit_count or (record.units_at and ctx.now < record.units_at + UPDATE_SECONDS):
         return
@@ -59,12 +59,12 @@ def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported)
 
 
 def memory_believed(memory_bytes: int) -> int:
-    """Return the memory that a worker says its stage may use; 0 if it says none, or what cannot be true."""
+    """Return a worker's reported memory limit; 0 if it reports none or an impossible one."""
     return memory_bytes if 0 < memory_bytes <= MEMORY_BYTES_MAX else 0
 
 
 def _believed(state: JobState, event: AppliedReported) -> dict[int, UnitSeconds]:
-    """Return the times of the units that a worker runs; empty if they cannot be true."""
+    """Return the times of the units that a worker runs; empty if they are impossible."""
     forward, backward, first = event.unit_forward_seconds, event.unit_backward_seconds, event.first_unit
     if len(forward) != len(backward) or first + len(forward) > state.unit_count:
         return {}
@@ -75,7 +75,7 @@ def _believed(state: JobState, event: AppliedReported) -> dict[int, UnitSeconds]
 
 
 def _overhead(state: JobState, event: AppliedReported) -> UnitSeconds | None:
-    """Return what a worker tells of a micro-batch beside its units, if that is not known; None if it is."""
+    """Return a worker's reported overhead per micro-batch if none is known yet; None otherwise."""
     model, found = state.signature.pipeline if state.signature else None, state.pipeline.overhead
     assert model is not None
     pair = event.forward_overhead_seconds, event.backward_overhead_seconds
@@ -86,7 +86,7 @@ def _overhead(state: JobState, event: AppliedReported) -> UnitSeconds | None:
 
 
 def _known(state: JobState) -> list[UnitSeconds]:
-    """Return the times of all units on a device of speed 1, zero where they are not known."""
+    """Return the times of all units on a device of speed 1; zero if unknown."""
     model = state.signature.pipeline if state.signature else None
     assert model is not None
     told = [UnitSeconds(unit.forward_seconds, unit.backward_seconds) for unit in model.units]
@@ -97,7 +97,7 @@ def _known(state: JobState) -> list[UnitSeconds]:
 def _speed(
     state: JobState, record: WorkerRecord, known: list[UnitSeconds], seconds: dict[int, UnitSeconds]
 ) -> float:
-    """Return a worker's speed; where no time of its units is known, as of others of its device type."""
+    """Return a worker's speed; if no time of its units is known, that of others on its device type."""
     common = [unit for unit in seconds if known[unit].forward + known[unit].backward]
     if common:
         usual = sum(known[unit].forward + known[unit].backward for unit in common)

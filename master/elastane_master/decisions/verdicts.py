@@ -1,9 +1,9 @@
 """Consequences of a sentinel check (sentinel.py): the step proceeds, is repeated, or history goes back.
 
-It is unknown since when a worker has computed wrongly, only when it was last found right. Its gradients are
-in every sum since then, and so in all workers' weights. No state can be trusted any more: all processes are
-restarted, and the next ring starts from a checkpoint that cannot be spoiled, or from the initial state.
-Running processes are not rolled back: a script's own variables, and its place in its epochs, cannot be.
+It is unknown when a worker began to compute wrongly, only when it was last found right. Its gradients are in
+every sum since then, and so in all workers' weights. No state can be trusted: all processes are restarted,
+and the next ring starts from a checkpoint taken before that, or from the initial state. Running processes are
+not rolled back, because a script's own variables and its position in its epochs cannot be.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class TaskCounts(msgspec.Struct, frozen=True):
 
 class JobView(msgspec.Struct, frozen=True):
     """A job, as job.proto's Job. step: the next to commit. settings: with scaling and prices in force.
-    environment: what the script's workers have in common. datasets: number of dynamic ones. tasks: theirs, of
-    a job that does tasks alone.
+    environment: facts that the script's workers have in common. datasets: number of dynamic ones. tasks: of
+    these, for a job that has only tasks.
     """
 
     name: str
@@ -145,7 +145,7 @@ def job_view(machine: JobMachine, now: float | None = None) -> JobView:
 
 
 def ring_view(machine: JobMachine) -> RingView:
-    """The ring as it stands, or as it is being formed."""
+    """Return the current ring, or the one being formed."""
     ring = machine.state.ring
     return RingView(ring.generation, machine.state.steps.committed, ring.stage, ring.members)
 
@@ -232,7 +232,7 @@ def list_tasks(
     after: tuple[int, int] | None = None,
     limit: int = 100,
 ) -> tuple[TaskInfo, ...]:
-    """A page of a dynamic dataset's tasks behind (epoch, index) `after`. Raises Rejection."""
+    """Return a page of a dynamic dataset's tasks after (epoch, index) `after`. Raises Rejection."""
     queue = machine.queues.dynamic.get(dataset)
     if queue is None:
         raise Rejection("not_found", f"the job has no dataset {dataset!r}", dataset=dataset)

@@ -1,4 +1,4 @@
-"""Limit on the wait for enough workers: those that are present cost money and do nothing.
+"""Limit on the wait for enough workers, because idle workers cost money.
 
 The wait begins when the job is created, when training stops because too few workers are left, and at Resume.
 It ends with enough workers, or after max_wait_seconds: then the present workers are released, and the job

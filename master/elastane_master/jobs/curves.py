@@ -1,15 +1,15 @@
-"""The curves of what a job's scripts log, in bounded memory: each committed step counts once, as it stands.
+"""Curves of a job's logged values in bounded memory; each committed step counts once.
 
     history (order of commits) --> add(step) --> per name: buckets of `stride` steps --> points
 
-Pure. A curve has at most `POINTS_MAX` buckets: when there would be more, neighbours are joined and the stride
-doubles. Buckets are aligned to it, so a curve does not depend on when it was read.
+Pure. A curve has at most `POINTS_MAX` buckets: beyond that, neighbours are merged and the stride doubles.
+Buckets are aligned to the stride, so a curve does not depend on when it was read.
 
-History can go back (all workers lost, a checkpoint loaded): the step of a commit is then one seen before, in
-a newer generation. Buckets behind it are dropped. Where it lies inside a bucket, the values of the steps
-before it cannot be told from those that do not stand any more; `add` then asks for the history from its
-beginning, in which the superseded commits are passed over: their generation is older than that of the commit
-that went back. Where it is not (a store that lost writes got some of them twice) the bucket is left out.
+History can go back (all workers lost, a checkpoint loaded): a commit then repeats an earlier step in a newer
+generation. Buckets after that step are dropped. If it lies inside a bucket, the values of earlier steps
+cannot be separated from superseded ones; `add` then requests the history from its beginning, skipping
+superseded commits, whose generation is older than that of the commit that went back. If it is not older (a
+store that lost writes got some of them twice) the bucket is left out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Bucket(msgspec.Struct, gc=False):
         return self.total / self.count
 
     def take(self, other: Bucket) -> None:
-        """Joins the bucket that follows."""
+        """Merge the following bucket into this one."""
         self.end, self.last = other.end, other.last
         self.count += other.count
         self.total += other.total
@@ -52,7 +52,7 @@ class Bucket(msgspec.Struct, gc=False):
 
 
 class Rewind(msgspec.Struct, frozen=True):
-    """The history went back to `step`; commits of it and later ones count from `generation` on."""
+    """A rewind of the history to `step`; from that step on only commits of `generation` or later count."""
 
     step: int
     generation: int
@@ -73,11 +73,11 @@ class Curves:
         return len(self._left_out)
 
     def stands(self, step: int, generation: int) -> bool:
-        """True if no later commit is known to supersede this one."""
+        """True unless a known later commit supersedes this one."""
         return all(step < back.step or generation >= back.generation for back in self.rewinds)
 
     def add(self, logged: LoggedStep) -> bool:
-        """Counts a committed step. False: start again with `Curves(self.rewinds)` from the first commit."""
+        """Count a committed step. False: start again with `Curves(self.rewinds)` from the first commit."""
         if not self.stands(logged.step, logged.generation):
             return True
         if logged.step < self.step:
@@ -93,7 +93,7 @@ class Curves:
         return True
 
     def points(self, name: str, points_max: int = POINTS_MAX) -> list[Bucket]:
-        """The curve of a name in at most `points_max` buckets; empty for one that is not known."""
+        """Return the curve of a name in at most `points_max` buckets; empty for an unknown name."""
         buckets, stride = self.series.get(name, []), self.stride
         while len(buckets) > points_max:
             stride *= 2
@@ -101,7 +101,7 @@ class Curves:
         return buckets
 
     def _drop(self, step: int) -> bool:
-        """Forgets `step` and what comes after it; False where steps before it went with them."""
+        """Drop `step` and later steps; False if earlier steps were dropped with them."""
         exact = True
         for name, buckets in list(self.series.items()):
             while buckets and buckets[-1].end > step:
@@ -115,7 +115,7 @@ class Curves:
         buckets = self.series.get(name)
         if buckets is None:
             if len(self.series) >= NAMES_MAX:
-                if len(self._left_out) < NAMES_MAX:  # how many more there are, nobody needs to know
+                if len(self._left_out) < NAMES_MAX:  # the number of further names does not matter
                     self._left_out.add(name)
                 return
             buckets = self.series[name] = []
@@ -142,7 +142,7 @@ def step_values(logged: LoggedStep) -> dict[str, float]:
 
 
 def _joined(buckets: Iterable[Bucket], stride: int) -> list[Bucket]:
-    """Copies of the buckets, those of the same `stride` steps made one."""
+    """Return copies of the buckets, merged by `stride`."""
     joined: list[Bucket] = []
     for bucket in buckets:
         if joined and joined[-1].start // stride == bucket.start // stride:
@@ -153,7 +153,7 @@ def _joined(buckets: Iterable[Bucket], stride: int) -> list[Bucket]:
 
 
 def _least(one: float, other: float) -> float:
-    """The less of two; a number where one of them is none."""
+    """Return the smaller value; if one is None, the other."""
     return other if math.isnan(one) else one if math.isnan(other) else min(one, other)
 
 

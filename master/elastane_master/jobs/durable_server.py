@@ -1,4 +1,4 @@
-"""Serving of a state machine whose decisions are made durable before anybody sees them.
+"""Serves a state machine whose decisions become durable before their effects leave.
 
   submit --> the machine decides (at once, one event at a time) --> log.append
                                      | durable
@@ -39,7 +39,7 @@ class Decided(Protocol):
 class DurableServer(LogListener, Generic[E]):
     """Base of the servers of jobs and of runs; E: their events. Used from one event loop.
 
-    stopping: nothing more is decided. paused: the refusal of every request, while there is one.
+    stopping: no more decisions are made. paused: refusal of every request while paused; else None.
     """
 
     def __init__(self, log: JobLog, clock: Clock, limits: Limits | None = None) -> None:
@@ -135,7 +135,7 @@ class DurableServer(LogListener, Generic[E]):
         if self.log.failure is not None:
             raise self.log.failure
         if self.stopping:
-            # The last snapshot would hold what was decided, and the history would not.
+            # The last snapshot would contain the decision, but the history would not.
             raise self._log_closed()
 
     def _log_closed(self) -> LogClosed:

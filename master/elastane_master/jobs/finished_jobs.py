@@ -1,4 +1,4 @@
-"""Finished jobs: closed when nobody asks for them, opened again, deleted when they are kept no longer.
+"""Finished jobs: closed when unused, reopened on request, deleted at the end of retention.
 
 served --unused--> closed, in the store only --overdue or asked--> deleted
    ^                  |
@@ -44,8 +44,8 @@ class FinishedJobs:
     retention: which finished jobs are kept. close_seconds: idle time after which they are closed. records:
     those of the closed ones in the store.
 
-    require_serving: raises Rejection once this master does not serve any more. on_fenced: called with the
-    error when the store says that another master took a closed job over.
+    require_serving: raises Rejection once this master no longer serves. on_fenced: called with the error when
+    the store shows that another master took over a closed job.
     """
 
     def __init__(
@@ -65,27 +65,27 @@ class FinishedJobs:
         self._opening = opening
         self._require_serving = require_serving
         self._on_fenced = on_fenced
-        self._deleting: dict[str, str] = {}  # closed jobs, and by which request
+        self._deleting: dict[str, str] = {}  # closed jobs being deleted, with the request
         self._closing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look after finished jobs from now on."""
+        """Start to manage finished jobs."""
         self._closing = asyncio.create_task(self._keep_closing(), name="finished jobs")
 
     async def stop(self) -> None:
-        """Look after them no longer; nothing is left half done."""
+        """Stop, after completing operations in progress."""
         if self._closing is not None:
             await cancel(self._closing)
             self._closing = None
 
     def forget(self) -> None:
-        """Forget deletions without an answer: another master leads."""
+        """Drop unconfirmed deletions, because another master leads."""
         self._deleting.clear()
 
     async def take_over(self, names: list[str], state_version: int) -> list[str]:
-        """Take over the closed ones of these jobs; return the names of the open ones. Raises redis errors."""
+        """Take over the closed jobs among these; return the names of the open ones. Raises redis errors."""
         listed = await self.records.take_over(names, state_version)
-        for name in listed.deleted:  # the master that deleted them did not come to this
+        for name in listed.deleted:  # the master that deleted them did not get to this
             await self._store.remove_job(name)
         for name, closed in listed.closed.items():
             if (job := ClosedJob.of(name, closed)) is not None:
@@ -111,7 +111,7 @@ class FinishedJobs:
             await self._delete(closed, request_id)
             raise Rejection("busy", f"job {name!r} was just deleted", hint="ask again", job=name)
         async with self._opening.at_once:
-            await self._require_held(name, token)  # what follows would fence whoever leads by now
+            await self._require_held(name, token)  # continuing would fence the current leader
             try:
                 with self._fenced_steps_down():
                     log, recovered = await self._opening.log(name)
@@ -138,10 +138,10 @@ class FinishedJobs:
 
     @contextlib.contextmanager
     def _fenced_steps_down(self) -> Iterator[None]:
-        """Give up leading if the store says that another master took a closed job over.
+        """Stop leading if the store shows that another master took over a closed job.
 
-        The other one may have done so late, after this one got the lease back. If this one led on with
-        its old tokens, it would refuse every request for the job.
+        This may happen late, after this master got the lease back. With its old tokens it would refuse every
+        request for the job.
         """
         try:
             yield
@@ -157,13 +157,13 @@ class FinishedJobs:
                 await self.close_unused()
                 await self._delete_overdue()
             except (Rejection, StoreError, RedisError, OSError) as error:
-                # The store is away, or another master leads: there is no hurry.
+                # The store is unreachable, or another master leads: not urgent.
                 logger.info("finished jobs stay as they are for now", error=str(error))
-            except Exception:  # whatever it is, the other jobs' time comes too
+            except Exception:  # whatever the error, continue with the other jobs
                 logger.exception("finished jobs could not be looked after")
 
     async def close_unused(self) -> None:
-        """Close those that nobody has asked for in `close_seconds`."""
+        """Close the jobs not requested for `close_seconds`."""
         for server in list(self._table.serving.values()):
             if may_close(server.machine) and server.is_unused(self.close_seconds):
                 async with self._table.lock(server.name):
@@ -174,14 +174,14 @@ class FinishedJobs:
                         await self._close(server, "nobody asks for it", unused_seconds=self.close_seconds)
 
     async def _close(self, server: JobServer, why: str, *, unused_seconds: float | None = None) -> None:
-        """End the service of a finished job. The caller holds its lock.
+        """Close a finished job. The caller holds its lock.
 
         unused_seconds: close it only if nobody has asked for the job for this long.
         """
-        await server.confirm()  # all that it rests on is stored, and stored whole
+        await server.confirm()  # everything that it depends on is stored completely
         self._require_serving()
         if unused_seconds is not None and not server.is_unused(unused_seconds):
-            return  # whoever came meanwhile would be told that there is no such job
+            return  # a caller in between would get NOT_FOUND
         name, log = server.name, server.log
         record = record_of(server.machine, self._opening.clock())
         closed = ClosedJob.of(name, Closed(log.token, record))
@@ -194,7 +194,7 @@ class FinishedJobs:
         if is_closed:
             logger.info("finished job closed", job=name, phase=closed.phase, reason=why)
             return
-        # The store lost what was written last. Memory is the truth: it is served again, and written anew.
+        # The store lost the last writes. Memory is authoritative: serve the job again, and rewrite it.
         with self._fenced_steps_down():
             log, recovered = await self._opening.log(name, accept_loss=True)
         self._require_serving()
@@ -237,12 +237,12 @@ class FinishedJobs:
     async def _delete(self, closed: ClosedJob, request_id: str) -> None:
         """Delete all data of a closed job. The caller holds its lock.
 
-        The store may do it without a reply: from here on the job counts as deleted and is never opened.
+        The store may do it without a reply: from now on the job counts as deleted and is never opened.
         """
         self._deleting[closed.name] = request_id
         with self._fenced_steps_down():
             await self.records.delete(closed.name, closed.stored.token, request_id)
-        self._require_serving()  # a new leader took it off the list, and may have it again
+        self._require_serving()  # a new leader took it off the list, and may have recreated it
         await self._store.remove_job(closed.name)
         self._table.closed.pop(closed.name, None)
         self._deleting.pop(closed.name, None)

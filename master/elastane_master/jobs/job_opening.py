@@ -1,4 +1,4 @@
-"""From the stored state of a job to its server."""
+"""Creates the server of a job from its stored state."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class StoredJob(NamedTuple):
 
 
 class JobOpening:
-    """Reads jobs and makes their servers, for one master. Used from one event loop.
+    """Reads jobs and creates their servers, for one master. Used from one event loop.
 
-    at_once: to be held by whoever reads or begins to serve one of many jobs. master: its name in the history
-    of jobs. measures: writes of all jobs. tracer: traces ring changes; None: they are not traced.
+    at_once: semaphore held while one of many jobs is read or started. master: its name in the history of
+    jobs. measures: writes of all jobs. tracer: traces ring changes; None: no tracing.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class JobOpening:
         self._master = master
 
     async def log(self, name: str, *, accept_loss: bool = False) -> tuple[JobLog, Recovered]:
-        """Take the job's log over; fences whoever wrote it before. Raises as `JobLog.open`."""
+        """Take over the job's log, fencing its previous writer. Raises as `JobLog.open`."""
         return await JobLog.open(self._store.redis, name, self._options, accept_loss=accept_loss)
 
     async def read(self, name: str, *, is_stored: bool) -> StoredJob | None:
-        """Read a job's last state; None if it was never stored, or is held from now on.
+        """Read a job's last state; None if it was never stored, or is now held.
 
         is_stored: the store had data of it.
         """
@@ -104,7 +104,7 @@ class JobOpening:
         return server
 
     def server(self, job: StoredJob) -> JobServer:
-        """Create the job's server. From now on the table has it; it serves once it is started."""
+        """Create the job's server and add it to the table; it serves once started."""
         log, recovered, machine = job
         log.measures = self.measures
         tracing = RingTracing(log.job, machine.state, self.tracer) if self.tracer is not None else None
@@ -122,7 +122,7 @@ class JobOpening:
         assert recovered.snapshot is not None
         try:
             machine = JobMachine.restore(recovered.snapshot)
-            # Deadlines are in the state: on a machine whose clock is behind they would lie far away.
+            # Deadlines are in the state: on a machine whose clock is behind they would be far in the future.
             self.clock.at_least(machine.state.decided_at)
             for record in recovered.records:
                 stored = records.decode_event(record)
@@ -130,7 +130,7 @@ class JobOpening:
                 self.clock.at_least(stored.now)
         except StoreFormatUnknown:
             raise
-        except Exception as error:  # bytes that were spoiled can contradict each other in any way
+        except Exception as error:  # corrupted bytes can be inconsistent in any way
             raise StoreFormatUnknown(
                 f"job {name} cannot be read from the store: {error!r}", job=name
             ) from error
@@ -138,5 +138,5 @@ class JobOpening:
 
 
 def unreadable(name: str, error: StoreFormatUnknown) -> Damage:
-    """The damage of a job whose stored state was read whole and cannot be decoded."""
+    """Return the damage of a job whose stored state is complete but cannot be decoded."""
     return Damage(JobKeys.of(name).snapshot, 0, f"what was read contradicts itself: {error}")

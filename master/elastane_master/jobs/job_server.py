@@ -1,7 +1,6 @@
-"""Serving of one job: events in, decisions made durable, effects out.
+"""Serves one job: events in, durable decisions, effects out.
 
-Sessions of workers, watchers, deadlines; what is common to all servers of a state machine is in
-`durable_server`.
+Handles sessions of workers, watchers and deadlines; `durable_server` has the part common to all servers.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class JobServerOwner:
         """Awaited after each failed attempt to write."""
 
     async def store_mended(self, server: JobServer) -> None:
-        """Awaited once the store has a job again of which it had lost some. May raise redis errors."""
+        """Awaited once lost data of a job is restored in the store. May raise redis errors."""
 
 
 class JobServer(DurableServer[AnyEvent]):
@@ -99,8 +98,8 @@ class JobServer(DurableServer[AnyEvent]):
 
     changed: announces durable changes of the job's state. noted: announces new notes. counters: those since
     this master began to serve the job. tracing: spans of ring changes, if enabled. figures: each worker's
-    latest, serialized; those reported longest ago come first. stragglers: watches the workers' rates.
-    last_steps: of a pipeline: when blocks ran. slots: sessions of its parameter servers.
+    latest metrics, serialized, oldest report first. stragglers: watches the workers' rates.
+    last_steps: in a pipeline, times of recent blocks. slots: sessions of its parameter servers.
     """
 
     def __init__(
@@ -180,7 +179,7 @@ class JobServer(DurableServer[AnyEvent]):
             self._decide(event)
         if note is not None:
             self._store(StoredEvent(self.clock(), Tick()), Decision([note]))
-        self._plan(self._plan_seconds)  # a new job may be awaiting workers that never come
+        self._plan(self._plan_seconds)  # a new job may wait for workers that never come
         return asyncio.shield(self.log.append(None))
 
     async def stop(self, refusal: Rejection) -> None:
@@ -257,7 +256,7 @@ class JobServer(DurableServer[AnyEvent]):
         self.sessions[event.worker] = session
         try:
             decision = self._decide(event, previous)
-        except BaseException:  # whatever it was, the old stream stays the worker's
+        except BaseException:  # after any error the old stream remains the worker's
             del self.sessions[event.worker]
             if previous is not None:
                 self.sessions[event.worker] = previous
@@ -322,7 +321,7 @@ class JobServer(DurableServer[AnyEvent]):
     def close_session(self, session: Session[WorkerMessage], reason: str) -> None:
         """Handle the end of a stream. Without a Bye before it, the worker counts as dead."""
         if self.sessions.get(session.worker) is not session:
-            return  # its end was decided on before: by a Bye, or by a Close
+            return  # its end was already decided: by a Bye, or by a Close
         if not self.stopping:
             try:
                 self._decide(StreamLost(session.worker, session.id, reason))
@@ -480,7 +479,7 @@ class JobServer(DurableServer[AnyEvent]):
                 self._decide(Tick())
                 deadline = self.machine.next_deadline()
         except StoreError:
-            return  # the job is not served any more
+            return  # the job is no longer served
         except (Rejection, MachineBroken) as error:
             logger.error("a deadline could not be decided on", **self.machine.facts, error=str(error))
             self._plan(BROKEN_SECONDS)

@@ -1,7 +1,7 @@
 """All jobs of a master: takeover from the store, creation, lookup, repair.
 
-Which jobs there are: `job_table`. From stored state to a server: `job_opening`. Jobs that are over:
-`finished_jobs`.
+`job_table` has the jobs by name, `job_opening` creates servers from stored state, `finished_jobs` handles
+jobs that are over.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ _SCALING = frozenset(autoscaling.SETTINGS)
 
 
 class LeaseOver(Exception):  # noqa: N818 - says what happened
-    """The lease ran out: another master may lead by now, and the remaining jobs are for it to take over."""
+    """The lease expired: another master may lead by now, and takes over the remaining jobs."""
 
 
 T = TypeVar("T")
 
 
 async def _all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of all; when one fails, cancel the others before raising its error.
+    """Return the results of all; if one fails, cancel the others before raising its error.
 
-    Those left running would take jobs over behind the back of the next attempt.
+    Otherwise they would take over jobs during the next attempt.
     """
     tasks = [asyncio.create_task(one) for one in work]
     try:
@@ -71,9 +71,9 @@ async def _all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class Companion(Protocol):
-    """A service of the master beside its jobs, taken over and given up together with them.
+    """A service of the master beside its jobs, taken over and released together with them.
 
-    name: by which it is repaired; no job can have it.
+    name: its name in `elastane repair`; no job can have it.
     """
 
     name: str
@@ -83,16 +83,16 @@ class Companion(Protocol):
         ...
 
     async def read(self, may_lead: Callable[[], bool]) -> None:
-        """Read what is stored. Raises as `JobServers.start`."""
+        """Read the stored state. Raises as `JobServers.start`."""
 
     async def serve(self) -> None:
-        """Serve what was read."""
+        """Serve the state that was read."""
 
     async def stop(self, refusal: Rejection) -> None:
-        """End every stream with `refusal`, and write what is pending."""
+        """End every stream with `refusal`, and complete pending writes."""
 
     def pause(self, refusal: Rejection) -> None:
-        """End every stream; all stays in memory."""
+        """End every stream; the state stays in memory."""
 
     def resume(self) -> None:
         """Serve again after `pause`."""
@@ -109,10 +109,10 @@ class JobServers(JobServerOwner):
     """The jobs being served, by name, and the closed ones. Used from one event loop.
 
     on_failed: called with the error that ended a job's service. on_reachable: called when the store stops or
-    resumes answering. restored: True once every job of the store is here; until then every request is
-    refused. clock: all jobs' (default: this machine's). master: its name in their history (default: host and
-    process id). companions: served beside the jobs. opening, finished: how jobs are read and served, and what
-    becomes of those that are over.
+    resumes answering. restored: True once every job of the store is loaded; until then every request is
+    refused. clock: for all jobs (default: this machine's). master: its name in their history (default: host
+    and process id). companions: served beside the jobs. opening, finished: read jobs, and manage finished
+    ones.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class JobServers(JobServerOwner):
         self._refusal: Callable[[], Rejection | None] = lambda: None
 
     def refuse(self, refusal: Rejection | None) -> None:
-        """Refuse every request with `refusal` from now on; None: serve them."""
+        """Refuse every request with `refusal` from now on; None: serve again."""
         self._refusal = lambda: refusal
 
     def refuse_by(self, refusal: Callable[[], Rejection | None]) -> None:
@@ -169,7 +169,7 @@ class JobServers(JobServerOwner):
         """Raise Rejection while this master does not serve."""
         if (refusal := self._refusal()) is not None:
             raise refusal
-        if not self.restored:  # a job that is not read yet would be called unknown
+        if not self.restored:  # a job that is not read yet would be reported as unknown
             raise Rejection(
                 "not_leading",
                 "this master has not read all jobs of the store yet",
@@ -205,7 +205,7 @@ class JobServers(JobServerOwner):
         jobs = await _all_or_none(read(name) for name in sorted(open_names))
         for companion in self.companions:
             await companion.read(may_lead)
-        # Each may lift the clock that all share: whoever was served before would see its deadlines pass.
+        # Each job may advance the shared clock, which would expire deadlines of jobs already served.
         await _all_or_none(serve(job) for job in jobs if job is not None)
         for companion in self.companions:
             await companion.serve()
@@ -246,7 +246,7 @@ class JobServers(JobServerOwner):
             self.clock.resume()
         if self._unreachable:
             self._unreachable.clear()
-            self._on_reachable(True)  # nobody is left who would say so
+            self._on_reachable(True)  # no server is left to report it
         self.clock.stop()
 
     def _served(self) -> list[JobServer | Companion]:
@@ -291,7 +291,7 @@ class JobServers(JobServerOwner):
         return server.machine.queues.dynamic.keys() if server is not None else ()
 
     def page(self, after: str, count: int | None, covers: Callable[[str], bool]) -> JobPage:
-        """The first `count` jobs, or all of them, whose names come after `after` and which `covers` holds of.
+        """Return the first `count` jobs, or all, with names after `after` for which `covers` is true.
 
         Raises as `all`.
         """
@@ -305,7 +305,7 @@ class JobServers(JobServerOwner):
         """
         self.require_serving()
         if name in self._table.closed:
-            # Whoever asked may leave: what was begun at the store comes to its end.
+            # Completed even if the caller leaves.
             await to_its_end(self.finished.wake(name))
         return self.get(name)
 
@@ -355,7 +355,7 @@ class JobServers(JobServerOwner):
         checked_job_name(name)
         async with self._creating:
             self.require_serving()
-            async with self._table.lock(name):  # it may just be closed, or deleted
+            async with self._table.lock(name):  # it may be in the middle of closing or deletion
                 return await self._create(name, settings)
 
     async def _create(self, name: str, settings: JobSettings) -> tuple[JobServer, bool]:
@@ -379,11 +379,11 @@ class JobServers(JobServerOwner):
         alive = sum(server.machine.state.phase not in OVER for server in self._table.serving.values())
         require_room("jobs_max", alive, limits.jobs_max, "jobs that are not over")
         machine = JobMachine.create(name, settings, self.clock())
-        # Listed first: a listed job without a snapshot is one whose creation nobody was told of.
+        # Listed first: a listed job without a snapshot is one whose creation was never acknowledged.
         await self.store.add_job(name)
-        self.require_serving()  # what follows would fence whoever leads by now
+        self.require_serving()  # continuing would fence the current leader
         log, recovered = await self.opening.log(name)
-        self.require_serving()  # a server made now would be served by nobody, and never be ended
+        self.require_serving()  # a server created now would never be served or stopped
         if recovered.snapshot is not None:
             server = await self.opening.serve(StoredJob(log, recovered, self.opening.replay(name, recovered)))
             _require_equal_server(server, settings)
@@ -399,7 +399,7 @@ class JobServers(JobServerOwner):
         force: cancel a job that is not over first. A request repeated within a day gets the same answer
         again. Raises Rejection, StoreError and redis errors.
         """
-        # Whoever asked may leave: half of a job is no job.
+        # Completed even if the caller leaves, so that no job is half created.
         await to_its_end(self.finished.delete(checked_job_name(name), request_id, force))
 
     async def repair(self, name: str, *, accept_loss: bool) -> tuple[JobServer | None, tuple[Damage, ...]]:
@@ -466,7 +466,7 @@ class JobServers(JobServerOwner):
             self._table.hold(error)
 
     def lead_lost(self, error: StoreError) -> None:
-        """Give up leading: another master has what a companion or a closed job stored."""
+        """Stop leading: another master has taken over a companion or a closed job."""
         self._on_failed(error)
 
     def store_reachable(self, server: DurableServer[Any], reachable: bool) -> None:
@@ -497,7 +497,7 @@ def _require_equal(name: str, original: JobSettings, current: JobSettings, setti
     """Raise Rejection unless the job was created with these settings.
 
     The numbers of workers may also be those the job was scaled to since. Prices and scaling are not compared:
-    they decide no bit and may have changed, and the current ones stay in force.
+    they do not affect the bits and may have changed, and the current ones stay in force.
     """
     for field in JobSettings.__struct_fields__:
         if field in _PRICES or field in _SCALING:

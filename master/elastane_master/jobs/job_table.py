@@ -42,7 +42,7 @@ class ClosedJob:
     @property
     def record(self) -> Record:
         record = read_record(self.stored.record)
-        assert record is not None  # it was read before
+        assert record is not None  # already read
         return record
 
 
@@ -54,11 +54,11 @@ class JobPage(NamedTuple):
 
 
 class JobTable:
-    """Each job of a master is in one of three places. Used from one event loop.
+    """Jobs of a master by name, each in one of three places. Used from one event loop.
 
     serving: servers of jobs in memory, finished ones included until they are closed. closed: finished jobs
-    that are in the store only. held: jobs that are not served, because their stored data is damaged or too
-    new, with the error that says so.
+    that are only in the store. held: jobs that are not served, because their stored data is damaged or too
+    new, with the error.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class JobTable:
         return self._locks.setdefault(name, asyncio.Lock())
 
     def hold(self, error: HeldError) -> None:
-        """Hold the job that `error` names. It must not be served any more."""
+        """Hold the job that `error` names. It must no longer be served."""
         self.held[error.job] = error
         logger.error("a job is held and not served", error=str(error), hint=error.hint, **error.facts)
 

@@ -1,7 +1,7 @@
-"""When the blocks of a recent step ran, as workers of a pipeline tell with their figures. In memory alone.
+"""Times of blocks in recent steps, as reported by pipeline workers. In memory only.
 
-Workers tell of a step every few seconds, each with its next heartbeat. So the newest steps of each are kept,
-and shown is the newest that all of them have told.
+Workers report a step every few seconds, each with its next heartbeat. The newest steps of each worker are
+kept, and the newest step that all have reported is shown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STEPS_KEPT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class ToldStep:
-    """A worker's blocks of a step. began: by its clock, in seconds since the Unix epoch; spans: start, end,
+    """A worker's blocks in a step. began: by its clock, in seconds since the Unix epoch; spans: start, end,
     start, end, ... in seconds since then, in the order of its schedule."""
 
     generation: int
@@ -32,14 +32,14 @@ class ToldStep:
 
 
 class LastSteps:
-    """The steps that the workers of one job have told of. Used from one event loop."""
+    """Steps reported by the workers of one job. Used from one event loop."""
 
     def __init__(self, workers_max: int) -> None:
         self._workers_max = workers_max
         self._told: OrderedDict[str, deque[ToldStep]] = OrderedDict()
 
     def tell(self, worker: str, generation: int, step: int, began: float, spans: Sequence[float]) -> None:
-        """Note a worker's blocks of a step; each heartbeat tells them again until there are newer ones."""
+        """Record a worker's blocks of a step; heartbeats repeat them until there are newer ones."""
         told = self._told.setdefault(worker, deque(maxlen=STEPS_KEPT))
         self._told.move_to_end(worker)
         if not told or (told[-1].generation, told[-1].step) != (generation, step):
@@ -48,7 +48,7 @@ class LastSteps:
             self._told.popitem(last=False)
 
     def newest(self, workers: Iterable[str], generation: int) -> dict[str, ToldStep]:
-        """Return the newest step of a ring that all these workers have told, by worker; {}: there is none."""
+        """Return the newest step of a ring that all these workers have reported, by worker; {}: none."""
         by_worker = {
             worker: {one.step: one for one in self._told.get(worker, ()) if one.generation == generation}
             for worker in workers

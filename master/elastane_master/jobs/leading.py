@@ -1,8 +1,8 @@
 """Leadership of one master: takes over the jobs of its store, pauses, resumes, or stands by.
 
-Between the lease keeper, which knows who leads, and the job servers. A takeover counts only
-once every job of the store is restored; until then every request is refused, and the master is not ready. An
-interrupted takeover discards what it has read, and begins again or stands by.
+Connects the lease keeper, which knows the leader, with the job servers. A takeover is complete once every job
+of the store is restored; until then every request is refused, and the master is not ready. An interrupted
+takeover discards what it has read, and starts again or stands by.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Leadership(Follower):
 
     lease: of the store; None if the store is this master's private one. standby: wait while another master
     leads; otherwise AnotherLeads is raised. failed: called with an error that ends the master. clock, master:
-    as of `JobServers`. leads: this master serves. news: announces that `ready` may have changed.
+    as for `JobServers`. leads: this master serves. news: announces that `ready` may have changed.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Leadership(Follower):
         self._started = True
 
     async def stop(self) -> bool:
-        """Write what is pending and release the lease; True if another master had taken a job over."""
+        """Complete pending writes and release the lease; True if another master had taken over a job."""
         if self.keeper is not None:
             await self.keeper.stop()
         self.leads = False
@@ -127,7 +127,7 @@ class Leadership(Follower):
             try:
                 await self.jobs.start(lambda: self._lease_over() is None)
                 break
-            except Fenced as error:  # while we were reading: somebody else is about to serve
+            except Fenced as error:  # lost while reading: another master is about to serve
                 await self.jobs.abandon(not_leading(None))
                 if self.keeper is None:
                     raise

@@ -1,4 +1,4 @@
-"""The newest notes of a job in memory: bounded in number, and in the members of rings that they tell of."""
+"""The newest notes of a job in memory, bounded by their number and by the ring members they list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEMBERS_MAX: Final = 200_000
 
 
 class RecentNotes:
-    """Notes in their order; older ones are in the store. Always the newest, however large its ring is."""
+    """Notes in order; older ones are in the store. Always has the newest, however large its ring."""
 
     def __init__(self, notes_max: int, members_max: int = MEMBERS_MAX) -> None:
         self._notes: deque[StoredNote] = deque()

@@ -35,12 +35,12 @@ class StoredNote(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def dated(self) -> DatedEvent:
-        """As the readers of history take it."""
+        """Return the dated event for readers of history."""
         return self.note.dated(self.now, self.sequence)
 
 
 class _TextOfNote(msgspec.Struct, frozen=True, tag="Note"):
-    """A note without its event: all that masters before typed events stored."""
+    """A note without its event, as stored by masters before typed events."""
 
     kind: str
     reason: str
@@ -119,12 +119,12 @@ def decode_logged(payload: bytes) -> tuple[float, LoggedStep | None]:
 
 
 def decode_note(payload: bytes) -> StoredNote:
-    """Notes of before typed events, or with one that a newer master made, are upgraded from their text."""
+    """Decode a note; without a known typed event (older or newer masters), it is upgraded from its text."""
     try:
         stored = _notes.decode(payload)
         if not isinstance(stored.note.event, UnknownEvent):
             return stored
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass  # what can be read of it is below
+        pass  # fall through to the readable part
     text = decoded(_texts, payload, "a stored note")
     return StoredNote(text.sequence, text.now, text.note.note)

@@ -1,13 +1,14 @@
 """Ring changes as tracing spans. Pure: takes decisions and times, returns operations on spans.
 
-    ring change     from what caused it until a step of the new ring is committed; workers' spans belong to it
+    ring change     from its cause until a step of the new ring is committed; parent of workers' spans
       collect       from the cause until the change is decided: joins are gathered, a step boundary awaited
-      prepare       Prepare is out, Ready is awaited; each Ready is an event. A planned change's members first
-                    apply the step it rides on
+      prepare       Prepare is sent, Ready is awaited; each Ready is an event. In a planned change members
+      first
+                      apply the prepared step
       load          nobody held the state: the leader loads a checkpoint, or keeps what the script built
-      resume        Go is out: group, hand-over, and the first step, until all have applied it
+      resume        Go is sent: group, hand-over, and the first step, until all have applied it
 
-A change that is disturbed before the ring trains again is decided anew in the same trace. Times are seconds
+A change that is disturbed before the ring trains again continues in the same trace. Times are seconds
 since the Unix epoch. `ring_tracing` carries the operations out.
 """
 
@@ -38,7 +39,7 @@ ROOT = "ring change"
 
 @dataclass(frozen=True)
 class Begin:
-    """A span begins. generation: its workers get this span as the parent of theirs; 0: none do."""
+    """A span begins. generation: its workers get this span as parent; 0: none do."""
 
     key: Key
     parent: Key | None
@@ -78,7 +79,7 @@ Operation = Begin | Covers | Event | End
 
 @dataclass
 class _Change:
-    """One that is under way. phase: the span within it that is open. formed: Go is out."""
+    """A change in progress. phase: its open child span. formed: Go is sent."""
 
     number: int
     generation: int
@@ -91,7 +92,7 @@ class _Change:
 
 
 class RingSpans:
-    """The changes of one job's ring. state: as it is when this master begins to serve it."""
+    """The changes of one job's ring. state: at the time when this master begins to serve it."""
 
     def __init__(self, job: str, state: JobState) -> None:
         self._job = job
@@ -104,7 +105,7 @@ class RingSpans:
     def decided(
         self, event: AnyEvent, effects: Iterable[Effect], state: JobState, cause: Cause, now: float
     ) -> list[Operation]:
-        """A decision was made: `state` is as it left it. cause: of the last change of the ring in it."""
+        """Process a decision that led to `state`. cause: of the last change of the ring in it."""
         operations: list[Operation] = []
         if self._open and isinstance(event, ReadyReported):
             operations += self._ready(event, state, now)
@@ -122,7 +123,7 @@ class RingSpans:
         return operations
 
     def stopped(self, outcome: str, now: float) -> list[Operation]:
-        """Nobody waits for these changes any more: the job is over, or this master does not serve it."""
+        """End all changes: the job is over, or this master no longer serves it."""
         operations = [one for change in self._open for one in self._end(change, outcome, now)]
         self._open.clear()
         return operations
@@ -132,7 +133,7 @@ class RingSpans:
     def _noted(self, note: Note, state: JobState, cause: Cause, now: float) -> list[Operation]:
         event = note.event
         if isinstance(event, RingAnnounced) and note.generation != state.ring.generation:
-            return []  # it was decided anew before anybody was told of it
+            return []  # decided anew before it was announced
         self._fold.take(note.dated(now))
         if isinstance(event, RingFormed):
             return self._formed(event, now)
@@ -152,7 +153,7 @@ class RingSpans:
             "elastane.ring.ests_moved": moved(before, members),
         }
         if self._open and not planned and members:
-            # The ring has not trained since the last change, or lost what it began: the same wait.
+            # The ring has not committed a step since the last change: the same outage.
             change = self._open[-1]
             change.generation, change.formed = note.generation, False
             operations: list[Operation] = [
@@ -173,7 +174,7 @@ class RingSpans:
         return operations + self._end(change, "no ring", now)
 
     def _taken_over(self, state: JobState, now: float) -> list[Operation]:
-        """The master before was lost within a change; its spans were lost with it."""
+        """Begin spans for a change during which the previous master was lost, with its spans."""
         attributes: Attributes = {
             "elastane.ring.generation": state.ring.generation,
             "elastane.ring.reason": clip(state.ring.reason, REASON_CHARACTERS),
@@ -227,7 +228,7 @@ class RingSpans:
     def _phase(
         self, change: _Change, name: str, now: float, attributes: Attributes | None = None
     ) -> list[Operation]:
-        """Begin the next phase of a change; the phase before it ends."""
+        """Begin the next phase of a change and end the previous one."""
         operations: list[Operation] = [End((change.number, change.phase), now)] if change.phase else []
         change.phase = name
         return [*operations, Begin((change.number, name), change.root, now, attributes or {})]
@@ -241,7 +242,7 @@ class RingSpans:
 
 
 def _began(ring: Ring, cause: Cause, before: Sequence[Member], members: Sequence[Member]) -> float:
-    """Time of the change's cause, if it was recorded."""
+    """Return the time of the change's cause, if recorded."""
     old, new = ({member.worker for member in one} for one in (before, members))
     if cause == "scale":
         return ring.marks.get("", (cause, ring.decided))[1]
@@ -252,7 +253,7 @@ def _began(ring: Ring, cause: Cause, before: Sequence[Member], members: Sequence
 
 
 def moved(before: Iterable[Member], after: Iterable[Member]) -> int:
-    """Number of ESTs that moved from one worker to another."""
+    """Return the number of ESTs that moved from one worker to another."""
     hosts = {rank: member.worker for member in before for rank in range(member.start, member.end)}
     return sum(
         hosts.get(rank, member.worker) != member.worker

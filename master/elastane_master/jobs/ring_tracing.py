@@ -1,4 +1,4 @@
-"""Carries out what `ring_spans` says of one job's ring, and knows which trace workers are to be told of."""
+"""Executes the span operations of `ring_spans`, and provides the parent of workers' spans."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class RingTracing:
     ) -> partial[None] | None:
         """Return the action due once the decision is durable, before its messages are sent; None: no action.
 
-        By the wall clock: the clock of the decisions stands while the store is away.
+        Uses the wall clock, because the clock of decisions stops while the store is unreachable.
         """
         operations = self._spans.decided(event, effects, state, cause, now_ns() / 1e9)
         return partial(self._perform, operations) if operations else None
 
     def stopped(self, outcome: str) -> None:
-        """This master does not serve the job any more: what is open ends with `outcome`."""
+        """End open spans with `outcome`: this master no longer serves the job."""
         self._perform(self._spans.stopped(outcome, now_ns() / 1e9))
 
     def traceparent(self, generation: int) -> str:
-        """The parent of what workers tell of this generation's change; empty: it is not traced."""
+        """Return the parent of workers' spans for this generation's change; empty: not traced."""
         return self._sent.get(generation, "")
 
     def _perform(self, operations: Iterable[Operation]) -> None:
-        # What begins with a decision that never became durable is not there when its end comes.
+        # A span whose decision never became durable does not exist when its end comes.
         for operation in operations:
             span = self._open.get(operation.key)
             match operation:

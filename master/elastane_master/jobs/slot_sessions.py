@@ -1,4 +1,4 @@
-"""Sessions of the parameter servers of one job, and the slot map as workers and they are told of it."""
+"""Sessions of the parameter servers of one job, and distribution of the slot map."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class SlotSessions:
     """Streams of parameter servers, by id. Used from one event loop.
 
     decide: decides on an event, stores it and schedules its effects. when_durable: runs an action once all
-    decided so far is stored. look_soon: has deadlines looked for soon. sessions: the current ones. streams:
-    all that are open, also those that were replaced. figures: the latest of each, serialized;
-    push_rates: its pushes a second, once they are known. told: the map
-    that is stored and told; None: there is none. changed: announces another.
+    decisions so far are stored. look_soon: schedules a check of deadlines. sessions: the current ones.
+    streams: all open ones, including replaced ones. figures: latest metrics of each, serialized; push_rates:
+    pushes per second, once known. told: the stored and sent map; None: there is none. changed: announces a
+    new map.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SlotSessions:
         self.changed = Signal()
 
     def stored(self, book: SlotBook) -> None:
-        """Take the map as it is stored when the job begins to be served."""
+        """Set the map stored at the time when the job begins to be served."""
         self.told = told_map(book) if book.map is not None else None
 
     def open(self, make_event: Callable[[str], PsJoined]) -> PsSession:
@@ -86,7 +86,7 @@ class SlotSessions:
         self._previous, self._joining = previous, event.ps
         try:
             self._decide(event)
-        except BaseException:  # whatever it was, the old stream stays the process's
+        except BaseException:  # after any error the old stream remains the process's
             del self.sessions[event.ps]
             if previous is not None:
                 self.sessions[event.ps] = previous
@@ -122,7 +122,7 @@ class SlotSessions:
             self._pushes[session.worker] = (now, pushes)
 
     def measured(self) -> SlotMeasures:
-        """Return what the parameter servers that are connected have counted, together."""
+        """Return the summed metrics of connected parameter servers."""
         told = [ps_pb2.PsFigures.FromString(figures) for figures in self.figures.values()]
         slots = [slot for one in told for slot in one.slots]
         sizes = [slot.weight_bytes + slot.optimizer_bytes for slot in slots]
@@ -170,7 +170,7 @@ class SlotSessions:
         session.end(Rejection("evicted", reason, hint="say Hello again, with the slots that are held"))
 
     def end_silent(self, now: float, timeout_seconds: float) -> None:
-        """End the sessions of processes that were not heard of for so long."""
+        """End the sessions of processes that have been silent for too long."""
         for ps, session_id in self.liveness.silent(now, timeout_seconds):
             session = self.sessions.get(ps)
             if session is None or session.id != session_id:
@@ -181,13 +181,13 @@ class SlotSessions:
                 self.close(session, f"no heartbeat for {timeout_seconds:g} s")
 
     def end_all(self, refusal: Rejection) -> None:
-        """End every stream, without anybody counting as lost."""
+        """End every stream, without counting processes as lost."""
         for session in self.streams:
             session.end(refusal)
         self.changed.announce()
 
     def forget_all(self) -> None:
-        """No session is left: the job is not served for now."""
+        """Drop all sessions: the job is not served for now."""
         for session in list(self.sessions.values()):
             self._forget(session)
 

@@ -1,7 +1,7 @@
-"""Has the planner look for better stages of pipelines, whenever what is known of them has changed.
+"""Runs the planner for pipelines whenever its inputs have changed.
 
-It takes its time beside the event loop; what it finds is an event of the job like any other, so that a master
-that is killed meanwhile has lost nothing.
+The planner runs in a thread; its result is an ordinary event of the job, so a master that is killed meanwhile
+loses nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECONDS_MAX = 30.0
 class StagePlanning:
     """The planner of a master's jobs, one job at a time. Used from one event loop.
 
-    servers: the jobs that are served now. planned, failed: how often it has answered, and has not.
+    servers: the jobs that are served now. planned, failed: numbers of plans and of failures.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class StagePlanning:
         self.planned = self.failed = 0
 
     async def run(self) -> None:
-        """Look after all jobs until cancelled."""
+        """Plan for all jobs until cancelled."""
         while True:
             servers = [server for server in self._servers() if server.machine.state.unit_count]
             self._seen = {server.name: seen for server in servers if (seen := self._seen.get(server.name))}
@@ -57,7 +57,7 @@ class StagePlanning:
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def look(self, server: JobServer) -> None:
-        """Have a plan made for a job if what it depends on has changed."""
+        """Make a plan for a job if its inputs have changed."""
         state = server.machine.state
         seen = (state.ring.generation, state.pipeline.measurements)
         if server.stopping or server.paused is not None or self._seen.get(server.name) == seen:

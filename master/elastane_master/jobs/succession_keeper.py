@@ -91,7 +91,7 @@ class SuccessionKeeper:
         await self._lease.release()
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Do work that has no end of its own: if it fails, this master can neither lead nor stand by."""
+        """Start a task without end: if it fails, this master can neither lead nor stand by."""
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(self._ended)
         self._tasks.append(task)
@@ -105,7 +105,7 @@ class SuccessionKeeper:
 
     async def _keep_asking(self) -> None:
         while True:
-            # A lease that is not renewed is asked for as soon as it is over.
+            # A lease that is not renewed is requested as soon as it expires.
             seconds = min(self.state.acquire_seconds(time.monotonic()), self._left_seconds + EXPIRED_SECONDS)
             if self.state.role == "standby" and self.state.leader is not None:
                 await self._lease.released(seconds)
@@ -156,7 +156,7 @@ class SuccessionKeeper:
             wanted = self.state
             if step == "lead" and not await self._follower.lead():
                 if self.state.role != "standby":
-                    continue  # nothing is served: once the lease is ours again, all is taken over anew
+                    continue  # nothing is served: after regaining the lease, everything is taken over again
                 step = "yield"
             if step == "pause":
                 await self._follower.pause(self._reason)

@@ -37,7 +37,7 @@ class Stored(Protocol):
 
 
 class Machine(Protocol):
-    """A state machine that can be rebuilt. facts: where it stands, for log lines."""
+    """A state machine that can be rebuilt. facts: its position, for log lines."""
 
     @property
     def facts(self) -> dict[str, object]: ...
@@ -78,7 +78,7 @@ class Transactions(Generic[M]):
             )
             self._roll_back()
             raise late.refusal from None
-        except Exception as error:  # whatever it is, half a decision must not stay
+        except Exception as error:  # after any error, a partial decision must not remain
             logger.exception("an event could not be decided", **self.machine.facts, kind=kind)
             self._roll_back()
             raise MachineBroken(f"{kind} could not be decided: {error!r}") from error

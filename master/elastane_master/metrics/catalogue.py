@@ -289,7 +289,7 @@ SLOT_UNSAVED = _gauge(
 )
 SLOT_REOPENED = _counter(
     "job_slots_tasks_reopened",
-    "Tasks that were done and are done again, as a slot had lost them.",
+    "Completed tasks that are done again, because a slot lost them.",
     "job_name",
 )
 

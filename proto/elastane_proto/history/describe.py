@@ -1,7 +1,7 @@
 """Events as people read them: one sentence each, and the facts beside it. Pure.
 
-The only place where prose is made of events. `facts_text` is the form of facts that clients older than the
-typed events read.
+The only place that turns events into prose. `facts_text` is the form of facts for clients older than the
+typed events.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def describe(event: HistoryEvent) -> str:
 
 
 def _says(kind: type[Event]) -> Callable[[Callable[[Event], str]], Callable[[Event], str]]:
-    """Makes a function what `describe` says of this struct."""
+    """Register a function as the description of this struct."""
 
     def register(said: Callable[[Event], str]) -> Callable[[Event], str]:
         _SAID[kind] = said
@@ -282,7 +282,9 @@ def stands_by(event: e.WorkerQuarantined | e.WorkerBarred | e.HostBarred) -> str
             f" {event.delay_seconds / 60:.0f} min"
         )
     if isinstance(event, e.WorkerBarred):
-        return f"computed other gradients than two other workers in step {event.at_step}: stands by for good"
+        return (
+            f"computed other gradients than two other workers in step {event.at_step}: stands by permanently"
+        )
     return (
         f"died {event.deaths} times within {event.window_seconds / 60:g} min:"
         f" stands by for {event.delay_seconds:g} s"
@@ -290,15 +292,17 @@ def stands_by(event: e.WorkerQuarantined | e.WorkerBarred | e.HostBarred) -> str
 
 
 _SLOW = {
-    "compute": "computes at {ratio:.2f} of the rate of its like",
-    "data": "waits for its data, at {ratio:.2f} of the rate of its like",
-    "network": "is late with its gradients, as if at {ratio:.2f} of the rate of its like",
+    "compute": "computes at {ratio:.2f} of the usual rate of its device type",
+    "data": "waits for its data, at {ratio:.2f} of the usual rate of its device type",
+    "network": "is late with its gradients, as if at {ratio:.2f} of the usual rate of its device type",
 }
 
 
 def how_slow(cause: str, ratio: float) -> str:
     """Describe a straggler, without its name."""
-    return "it " + _SLOW.get(cause, "has {ratio:.2f} of the rate of its like").format(ratio=ratio)
+    return "it " + _SLOW.get(cause, "has {ratio:.2f} of the usual rate of its device type").format(
+        ratio=ratio
+    )
 
 
 def _step_rates(before: float, after: float) -> str:
@@ -323,7 +327,7 @@ def _(event: e.StragglerReplaced) -> str:
         else ""
     )
     return (
-        f"{event.newcomer} has the place of {event.worker}, a straggler: {how_slow(event.cause, event.ratio)}"
+        f"{event.newcomer} replaced {event.worker}, a straggler: {how_slow(event.cause, event.ratio)}"
         f"{_step_rates(event.rate_before, event.rate_after)}{barred}"
     )
 
@@ -442,7 +446,7 @@ def _(event: e.PipelineWithout) -> str:
 @_says(e.CheckpointLoaded)
 def _(event: e.CheckpointLoaded) -> str:
     begins = f"; the history of this job begins with step {event.at_step}" if event.begins else ""
-    return f"training goes on from {event.checkpoint}{begins}"
+    return f"training continues from {event.checkpoint}{begins}"
 
 
 @_says(e.HistoryRewound)
@@ -518,7 +522,7 @@ def computed_wrongly(event: e.SentinelFaulty) -> str:
 
 @_says(e.SentinelUndecided)
 def _(event: e.SentinelUndecided) -> str:
-    # An event of before may not say who differs.
+    # Events of older releases may not name the workers that differ.
     both = ", ".join(event.workers[:-1]), *event.workers[-1:]
     names = " and ".join(filter(None, both)) or "workers"
     if event.third_missing:
@@ -625,7 +629,7 @@ def _(event: e.SlotsCheckpointed) -> str:
 def _(event: e.TasksReopened) -> str:
     return (
         f"{_count(event.count, 'task')} of epoch {event.epoch} of {event.dataset}, from {event.first} on, are"
-        f" done again: slot {event.slot} had lost them"
+        f" done again: slot {event.slot} lost them"
     )
 
 

@@ -1,14 +1,14 @@
-"""Every kind of event in a job's history, as a struct: what was decided, in fields. Pure.
+"""Every kind of event in a job's history, as a struct with typed fields. Pure.
 
-`decisions` of the master make them, one `note` each; they are stored and served as they are, beside the
-text that `describe` makes of them. Whoever needs a fact of a decision reads its field; nobody reads prose.
+The master's `decisions` create them, one `note` each; they are stored and served as structs, with the text
+of `describe`. Programs read the fields, never the prose.
 
     kind     what people filter by (`elastane events --kind`); some kinds have several structs
     facts    the fields that the text form has too, beside its sentence
     about    the worker that the event is about; empty: the whole job
 
-Fields of text may be cut where they are too long (`clipped`): workers and scripts write into them. All else
-is whole. All events are counted by kind (`elastane_events_total`), shown by `elastane events`, `top` and the
+Long text fields are truncated (`clipped`), since workers and scripts write into them; other fields are
+complete. All events are counted by kind (`elastane_events_total`), shown by `elastane events`, `top` and the
 dashboard, and logged by the master; docstrings name only who else reads them.
 """
 
@@ -103,7 +103,7 @@ Event = TypeVar("Event", bound=HistoryEvent)
 
 
 def clipped(event: Event, clip: Callable[[str], str]) -> Event:
-    """The event with `clip` of each of its texts."""
+    """Return the event with `clip` applied to each of its texts."""
     changed = {
         name: short
         for name in event.__struct_fields__
@@ -116,7 +116,7 @@ def clipped(event: Event, clip: Callable[[str], str]) -> Event:
 
 
 class JobCreated(HistoryEvent, frozen=True):
-    """A job was created. Written by `machine` when a host begins to serve it."""
+    """A job was created. Written by `machine` when a master begins to serve it."""
 
     kind = "job_created"
     ests: int
@@ -189,7 +189,7 @@ class JobCancelled(HistoryEvent, frozen=True):
 
 
 class JobResumed(HistoryEvent, frozen=True):
-    """An operator resumed a job that was suspended, failed or had waited too long. phase, why: until then.
+    """An operator resumed a job that was suspended, failed or had waited too long. phase, why: before that.
 
     Written by `operators`; an agent waits for it after `SentinelUndecided`.
     """
@@ -200,7 +200,7 @@ class JobResumed(HistoryEvent, frozen=True):
 
 
 class SuspensionCalledOff(HistoryEvent, frozen=True):
-    """Resume came before the suspension took effect. Written by `operators`."""
+    """The job was resumed before the suspension took effect. Written by `operators`."""
 
     kind = "job_resumed"
 
@@ -230,7 +230,7 @@ class EndedEarly(HistoryEvent, frozen=True):
 
 
 class JobCost(HistoryEvent, frozen=True):
-    """Cost of the job when it entered a phase in which nobody trains. Written by `life`."""
+    """Cost of the job when it entered a phase without training. Written by `life`."""
 
     kind = "job_cost"
     phase: str
@@ -337,8 +337,8 @@ class WorkerDraining(HistoryEvent, frozen=True):
     """A worker leaves at the next step boundary. Written by `sessions`; a mark of `fold`, counted by `by`.
 
     by: "operator", "agent" (of a worker on another host), "signal", "reclaim" (its node's end was announced),
-    "straggler" (another has its place); "": not known. The agent of a worker that an operator sent away does
-    not start it again.
+    "straggler" (another replaced it); "": not known. An agent does not restart a worker that an operator
+    drained.
     """
 
     kind = "worker_draining"
@@ -378,9 +378,9 @@ class HostBarred(HistoryEvent, frozen=True):
 
 
 class StragglerReweighted(HistoryEvent, frozen=True):
-    """A worker that is slower than its like will host fewer ESTs. Written by `stragglers`.
+    """A worker slower than others on its device type will host fewer ESTs. Written by `stragglers`.
 
-    cause: "compute", "data" or "network". ratio: its rate over that of its like. rate_before, rate_after:
+    cause: "compute", "data" or "network". ratio: its rate divided by theirs. rate_before, rate_after:
     steps per second, as measured and as expected; 0: not known.
     """
 
@@ -396,10 +396,10 @@ class StragglerReweighted(HistoryEvent, frozen=True):
 
 
 class StragglerReplaced(HistoryEvent, frozen=True):
-    """Another worker has a straggler's place in the ring. Written by `stragglers`; read by agents.
+    """Another worker has replaced a straggler in the ring. Written by `stragglers`; read by agents.
 
     cause, ratio, rate_before, rate_after: as of `StragglerReweighted`. host: the straggler's; barred_seconds:
-    for how long it gets no worker, 0: it may.
+    for how long it gets no worker, 0: it is not barred.
     """
 
     kind = "straggler_replaced"
@@ -422,7 +422,7 @@ class WorkerReleased(HistoryEvent, frozen=True):
 
 
 class NoticeOver(HistoryEvent, frozen=True):
-    """A worker is still there when its node's notice is over. in_ring: it hosts ESTs.
+    """A worker is still running when its node's notice is over. in_ring: it hosts ESTs.
 
     Written by `notices`.
     """
@@ -454,9 +454,9 @@ class RingAnnounced(HistoryEvent, frozen=True):
     """The next ring was decided; without members: there is none. Written by `ring`.
 
     members: all of them, in the ring's order. planned: at a step boundary, so that nothing is dropped.
-    whole: False where an older master has stored the first members only. cause: what the metric
-    `elastane_ring_changes_total` counts it under; empty: not known. Read by `fold`, and by it in metrics,
-    spans, the timeline, `explain`, `report`; by the filter of events, for which it is about all its members.
+    whole: False where an older master has stored the first members only. cause: label of the metric
+    `elastane_ring_changes_total`; empty: not known. Read by `fold`, and by it in metrics, spans, the
+    timeline, `explain`, `report`; by the filter of events, for which it is about all its members.
     """
 
     kind = "ring_change"
@@ -469,7 +469,7 @@ class RingAnnounced(HistoryEvent, frozen=True):
 
 
 class RingScaled(HistoryEvent, frozen=True):
-    """An operator set how many workers train, from the next step boundary on. Written by `operators`.
+    """An operator changed the number of workers, from the next step boundary on. Written by `operators`.
 
     A mark of `fold`.
     """
@@ -483,7 +483,7 @@ class RingScaled(HistoryEvent, frozen=True):
 class ScalingSet(HistoryEvent, frozen=True):
     """An operator set how the master chooses the number of workers. Written by `operators`.
 
-    mode: "": workers_max decides again. A mark of `fold`.
+    mode: "": back to workers_max. A mark of `fold`.
     """
 
     kind = "scaling_set"
@@ -512,7 +512,7 @@ class JobAutoscaled(HistoryEvent, frozen=True):
 
 
 class ScaleRolledBack(HistoryEvent, frozen=True):
-    """A number of workers did not give what was predicted. Written by `autoscaling`; a mark of `fold`.
+    """A new number of workers missed its predicted speed. Written by `autoscaling`; a mark of `fold`.
 
     rate_before, rate_after: steps a second as measured with `workers` and with `workers_tried`.
     """
@@ -543,7 +543,7 @@ class RingFormed(HistoryEvent, frozen=True):
 
 
 class StagesPlanned(HistoryEvent, frozen=True):
-    """A pipeline's units were shared out. Written by `pipelines` with a Go; explained, and on the timeline.
+    """A pipeline's units were assigned to workers. Written by `pipelines` with a Go; shown on the timeline.
 
     replanned: among the same workers, at a step boundary. step_seconds, step_seconds_before: of a step with
     these stages and with those before, as predicted; 0: not known.
@@ -571,7 +571,7 @@ class UnitsLost(HistoryEvent, frozen=True):
 
 
 class PipelineWithout(HistoryEvent, frozen=True):
-    """A job with these options turned out to be a pipeline: they are off. Written by `pipelines`."""
+    """Options of a job that do not apply to its pipeline were turned off. Written by `pipelines`."""
 
     kind = "pipeline_without"
     facts = ("options",)
@@ -582,7 +582,7 @@ class PipelineWithout(HistoryEvent, frozen=True):
 
 
 class CheckpointLoaded(HistoryEvent, frozen=True):
-    """Training goes on from a checkpoint. begins: the job's history begins with it. Written by `ring`."""
+    """Training continues from a checkpoint. begins: the job's history begins with it. Written by `ring`."""
 
     kind = "checkpoint_loaded"
     facts = ("at_step",)
@@ -593,7 +593,7 @@ class CheckpointLoaded(HistoryEvent, frozen=True):
 
 
 class HistoryRewound(HistoryEvent, frozen=True):
-    """Nobody held the state: steps are done again from a checkpoint; empty: the script's initial state.
+    """No worker held the state: steps are repeated from a checkpoint; empty: the script's initial state.
 
     Written by `ring`; a mark of the timeline, an incident of reports.
     """
@@ -607,7 +607,7 @@ class HistoryRewound(HistoryEvent, frozen=True):
 
 
 class StoreBehind(HistoryEvent, frozen=True):
-    """The store has lost what was acknowledged. worker: who shows it. Written by `forgotten`.
+    """The store has lost acknowledged writes. worker: the one whose message shows it. Written by `forgotten`.
 
     An incident of reports.
     """
@@ -618,7 +618,7 @@ class StoreBehind(HistoryEvent, frozen=True):
 
 
 class HistoryRestored(HistoryEvent, frozen=True):
-    """Steps [from_step, to_step) that the store lost were brought by workers. Written by `forgotten`."""
+    """Steps [from_step, to_step) that the store lost were resent by workers. Written by `forgotten`."""
 
     kind = "history_restored"
     facts = ("from_step", "to_step")
@@ -628,7 +628,7 @@ class HistoryRestored(HistoryEvent, frozen=True):
 
 
 class HistoryForgotten(HistoryEvent, frozen=True):
-    """Steps [to_step, from_step) are done again: the store lost them. missing: whose parts were not brought.
+    """Steps [to_step, from_step) are repeated: the store lost them. missing: workers that resent no part.
 
     Written by `forgotten`; a mark of the timeline, an incident of reports.
     """
@@ -675,7 +675,7 @@ class CheckpointRequested(HistoryEvent, frozen=True):
 
 
 class CheckpointFailed(HistoryEvent, frozen=True):
-    """A checkpoint was given up. again: whoever asked for it gets the next.
+    """A checkpoint was abandoned. again: its requests pass to the next one.
 
     Written by `checkpoints`; counted.
     """
@@ -696,7 +696,7 @@ class CheckpointRejected(HistoryEvent, frozen=True):
 
 
 class CheckpointSaved(HistoryEvent, frozen=True):
-    """A checkpoint is whole. sha256: of the lines "FILE SHA256" of all shards, in their order; bytes: of all.
+    """A checkpoint is complete. sha256: of the lines "FILE SHA256" of its shards, in order; bytes: of all.
 
     Written by `checkpoints`; read by metrics, the timeline, reports and `folding`.
     """
@@ -725,7 +725,7 @@ class SentinelDifference(HistoryEvent, frozen=True):
 
 
 class SentinelFaulty(HistoryEvent, frozen=True):
-    """These workers computed wrongly; what was done from a step on is in doubt. Written by `verdicts`."""
+    """These workers computed wrongly; results from a step on are in doubt. Written by `verdicts`."""
 
     kind = "sentinel_faulty"
     facts = ("virtual_rank", "at_step", "doubtful_from")
@@ -742,10 +742,10 @@ class SentinelFaulty(HistoryEvent, frozen=True):
 
 
 class SentinelUndecided(HistoryEvent, frozen=True):
-    """Workers differ, and nobody can decide who is right: the job is suspended. Written by `ring`.
+    """Workers differ, and it cannot be decided which is right: the job is suspended. Written by `ring`.
 
-    third_missing: no third worker was there to decide; else no two of them agree. An agent ends with an exit
-    code of its own until `JobResumed`.
+    third_missing: there was no third worker to decide; otherwise no two of them agree. Until `JobResumed` an
+    agent ends with a special exit code.
     """
 
     kind = "sentinel_undecided"
@@ -831,7 +831,7 @@ class ModelRegistered(HistoryEvent, frozen=True):
 
 
 class PsJoined(HistoryEvent, frozen=True):
-    """A parameter server came. returned: with the slots it had before. Written by `slots.processes`."""
+    """A parameter server joined. returned: it still has its slots. Written by `slots.processes`."""
 
     kind = "ps_joined"
     facts = ("host", "returned")
@@ -841,7 +841,7 @@ class PsJoined(HistoryEvent, frozen=True):
 
 
 class PsLost(HistoryEvent, frozen=True):
-    """A parameter server is given up. Written by `slots.processes`.
+    """A parameter server was lost. Written by `slots.processes`.
 
     restored: number of its slots that go back to a snapshot. promoted: of those that their backup took over.
     """
@@ -855,7 +855,7 @@ class PsLost(HistoryEvent, frozen=True):
 
 
 class PsDraining(HistoryEvent, frozen=True):
-    """A parameter server is to go; its slots move first. Written by `slots.processes`."""
+    """A parameter server is being drained; its slots move first. Written by `slots.processes`."""
 
     kind = "ps_draining"
     facts = ("slots",)
@@ -865,7 +865,7 @@ class PsDraining(HistoryEvent, frozen=True):
 
 
 class PsLeft(HistoryEvent, frozen=True):
-    """A parameter server has gone, without slots. Written by `slots.processes`."""
+    """A parameter server has left, after its slots had moved. Written by `slots.processes`."""
 
     kind = "ps_left"
     worker: str
@@ -873,9 +873,9 @@ class PsLeft(HistoryEvent, frozen=True):
 
 
 class SlotsMoved(HistoryEvent, frozen=True):
-    """Slots have come to the processes that rank highest. Written by `slots.copies`.
+    """Slots have moved to their highest-ranked processes. Written by `slots.copies`.
 
-    moved: number of slots with another owner. copied: with another backup. seconds: since the first began.
+    moved: number of slots with a new owner. copied: with a new backup. seconds: since the first began.
     """
 
     kind = "slots_moved"
@@ -888,7 +888,7 @@ class SlotsMoved(HistoryEvent, frozen=True):
 class SlotsRestored(HistoryEvent, frozen=True):
     """Slots were read from snapshots at their owner. Written by `slots.restoring`.
 
-    slots: in words. fresh: they begin with the initial values. rejected: a snapshot that could not be used.
+    slots: in words. fresh: they start from the initial values. rejected: a snapshot that could not be used.
     """
 
     kind = "slots_restored"
@@ -910,7 +910,7 @@ class SlotsUnrestored(HistoryEvent, frozen=True):
 
 
 class SlotsRewound(HistoryEvent, frozen=True):
-    """All slots go back to a checkpoint, since an operator wants it. Written by `slots.checkpoints`."""
+    """An operator took all slots back to a checkpoint. Written by `slots.checkpoints`."""
 
     kind = "slots_rewound"
     facts = ("checkpoint",)
@@ -928,8 +928,8 @@ class SlotsUnsaved(HistoryEvent, frozen=True):
 class SlotsCheckpointed(HistoryEvent, frozen=True):
     """A checkpoint of all slots is complete. Written by `slots.checkpoints`.
 
-    tasks: number of DONE tasks in it. surplus: of tasks in flight, or left by FAILED ones, that slots of it
-    have beside them.
+    tasks: number of DONE tasks in it. surplus: number of further tasks that some of its slots contain: in
+    flight, or FAILED.
     """
 
     kind = "slots_checkpointed"
@@ -956,9 +956,9 @@ class TasksReopened(HistoryEvent, frozen=True):
 
 
 class TaskLeftParts(HistoryEvent, frozen=True):
-    """A FAILED task is closed at every slot. Written by `slots.closing`.
+    """A FAILED task was closed in every slot. Written by `slots.closing`.
 
-    slots: number of those that keep what it pushed.
+    slots: number of slots that keep its gradients.
     """
 
     kind = "task_left_parts"
@@ -982,7 +982,7 @@ class NonFiniteGradient(HistoryEvent, frozen=True):
 
 
 class UnknownEvent(HistoryEvent, frozen=True):
-    """An event of a kind that this release does not know: a newer one wrote it. It has a text."""
+    """An event of a kind that only a newer release knows; only its text can be read."""
 
 
 AnyHistoryEvent = (

@@ -1,4 +1,4 @@
-"""The ring over time, out of events in their order: who was in it, since when, and why it changed. Pure.
+"""The ring over time, from events in order: its members, since when, and why it changed. Pure.
 
 The one way in which metrics, spans, the timeline, `explain` and `report` read changes of the ring:
 
@@ -22,7 +22,7 @@ from elastane_proto.history.events import HistoryEvent, Place
 Cause = Literal["start", "join", "drain", "scale", "loss", "eviction", "other"]
 CAUSES: Final[tuple[Cause, ...]] = ("start", "join", "drain", "scale", "loss", "eviction", "other")
 
-#: Of what was told since the last change of the ring, the first that is there caused the next one.
+#: Causes in order of precedence: the first that occurred since the last change caused the next one.
 _PLANNED: Final[tuple[Cause, ...]] = ("drain", "scale", "join")
 _UNPLANNED: Final[tuple[Cause, ...]] = ("eviction", "loss", "drain", "join")
 _MARKS: Final[dict[type[HistoryEvent], Cause]] = {
@@ -41,15 +41,15 @@ _MARKS: Final[dict[type[HistoryEvent], Cause]] = {
 
 #: The job is over.
 OVER: Final = (e.JobSucceeded, e.JobFailed, e.JobCancelled)
-#: What ends a ring beside the next one.
+#: Events that end a ring, besides the next ring.
 ENDS: Final = (*OVER, e.JobSuspended, e.StepsUnsaved)
 
 
 @dataclass(frozen=True, slots=True)
 class DatedEvent:
-    """An event, when it was (seconds since the Unix epoch), and what was said of it.
+    """An event with its time (seconds since the Unix epoch) and its text.
 
-    worker: whom it is about. kind, reason: as they were told, by whatever release.
+    worker: the one it is about. kind, reason: as written by any release.
     """
 
     sequence: int
@@ -72,8 +72,8 @@ class Ring:
     """A ring that was decided. Times are seconds since the Unix epoch.
 
     whole: all members are known. replays: a step was dropped for it and is done again. formed, resume_step:
-    when it began to train, and from which step on; None: it has not. marks: when a worker came, or was first
-    said to go, since the change before, by worker ("": the job was scaled).
+    when it began to train, and from which step; None: it has not. marks: times since the previous change at
+    which each worker joined or was first known to leave ("": the job was scaled).
     """
 
     generation: int
@@ -97,7 +97,7 @@ class Ring:
 
 @dataclass(eq=False)
 class RingFold:
-    """Takes events in order. trained: a ring has trained before the first of them.
+    """Consumes events in order. trained: a ring had trained before the first of them.
 
     ring: the one decided last, also one without members; None before the first, and once the job stopped.
     """
@@ -108,7 +108,7 @@ class RingFold:
     _marks: dict[str, tuple[Cause, float]] = field(default_factory=dict)
 
     def take(self, dated: DatedEvent) -> Ring | None:
-        """The next event. Returns the ring that ended with it, if one with members did."""
+        """Process the next event. Returns the ring that ended with it, if one with members did."""
         event = dated.event
         if isinstance(event, e.RingAnnounced):
             return self._announced(event, dated)
@@ -120,14 +120,14 @@ class RingFold:
             self._marks.pop(dated.worker, None)
         elif (mark := _MARKS.get(type(event))) is not None:
             self._causes.add(mark)
-            # A worker that drains and then leaves began to go when it was told to.
+            # The departure of a drained worker began when it was asked to drain.
             known = self._marks.get(dated.worker)
             if known is None or known[0] != mark or mark == "scale":
                 self._marks[dated.worker] = (mark, dated.time)
         return None
 
     def end(self, at: float) -> Ring | None:
-        """Nothing is known after `at`. Returns the ring that was there, if it had members."""
+        """End the fold: nothing is known after `at`. Returns the current ring, if it has members."""
         ring, self.ring = self.ring, None
         if ring is None or not ring.places:
             return None

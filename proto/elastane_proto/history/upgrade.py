@@ -1,7 +1,7 @@
-"""Events as they were before they were structs: a kind, a sentence and facts in text. Pure.
+"""Reads events from before they were structs: a kind, a sentence and facts as text. Pure.
 
-Stores of the release before and its masters have nothing else; here it is read, and nowhere else. The
-sentence is shown as it was told. Of what no fact told, a number is 0, a text empty and an answer no.
+Stores and masters of older releases have only these; no other module reads them. The sentence is shown
+unchanged. Missing facts become 0, an empty text or False.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastane_proto.history import events as e
 from elastane_proto.history.events import AnyHistoryEvent, HistoryEvent, Place, Spent, UnknownEvent
 
 _MEMBER = re.compile(r"([^\s,\[\]]+)\[([0-9]{1,18}):([0-9]{1,18})\]")
-#: An older master kept no more of a long fact.
+#: End of a long fact that an older master truncated.
 _CUT = re.compile(r"\.\.\. \([0-9]+ more characters\)\Z")
 _SENTENCES = ("why", "error", "missing", "lost")
 """Fields that hold prose: the whole sentence stands for them."""
@@ -29,7 +29,7 @@ _DIFFER = " have different gradients for EST "
 _THIRD_MISSING = "no third worker is there"
 _INT_MAX = 2**63 - 1
 
-#: Where structs of one kind differ in what they told: the fact that only the first has.
+#: For kinds with several structs: the fact that only the first one has.
 _BY_FACT: dict[str, tuple[str, type[HistoryEvent], type[HistoryEvent]]] = {
     "ring_change": ("members", e.RingAnnounced, e.RingScaled),
     "job_suspended": ("lost", e.StepsUnsaved, e.JobSuspended),
@@ -78,7 +78,7 @@ def _made(struct: type[HistoryEvent], worker: str, reason: str, facts: Mapping[s
         numbers = {name: _whole(facts.get(name, "")) for name in e.SentinelFaulty.facts}
         return e.SentinelFaulty((worker,) if worker else (), (), **numbers)
     if struct is e.SentinelUndecided:
-        # No fact told who differs; the sentence begins with their names.
+        # No fact has the workers that differ; the sentence begins with their names.
         names = tuple(re.split(r", | and ", reason.partition(_DIFFER)[0])) if _DIFFER in reason else ()
         numbers = {name: _whole(facts.get(name, "")) for name in e.SentinelUndecided.facts}
         return e.SentinelUndecided(names, _THIRD_MISSING in reason, **numbers)

@@ -268,7 +268,7 @@ def test_the_third_names_the_faulty_one_and_all_start_anew_from_before_it() -> N
         driver.join(worker, session=f"{worker}-3")
     driver.gather()
     assert driver.members == ("w0", "w2")
-    assert "stands by for good" in driver.state.workers["w1"].reason
+    assert "stands by permanently" in driver.state.workers["w1"].reason
     for worker in ("w0", "w1", "w2"):
         driver.ready(worker)
     assert driver.take(effects.Load)["w0"].doubts == driver.state.sentinel.doubts

@@ -95,7 +95,7 @@ def test_a_straggler_without_a_standby_gets_fewer_ests_and_it_is_told() -> None:
     assert told.rate_before == pytest.approx(1 / (8.4 * C))
     assert told.rate_after == pytest.approx(1 / (5.4 * C))
     assert "c gets 2 ESTs instead of 4: a straggler, it computes at 0.50" in describe(told)
-    assert "computes at 0.50 of the rate of its like" in job.state.workers["c"].reason
+    assert "computes at 0.50 of the usual rate of its device type" in job.state.workers["c"].reason
 
 
 def test_a_ring_that_grows_gives_all_fewer_ests_which_is_nothing_to_tell() -> None:
@@ -206,7 +206,7 @@ def test_a_standby_gets_the_place_of_a_straggler_in_one_change_and_the_leader_is
     assert told.rate_after == pytest.approx(1 / (4.4 * C))
     assert told.barred_seconds == 0
     assert job.told(history.WorkerDraining)[-1].by == "straggler"
-    assert f"e has the place of {slow}" in describe(told)
+    assert f"e replaced {slow}" in describe(told)
     job.bye(slow, "drained", job.next_step)
     job.go_on(3)
     assert len(job.members) == 4

@@ -1,4 +1,4 @@
-"""State of the running mini-batch, as the reducer keeps it, and how the step's last backward is reported."""
+"""The reducer's state of the current mini-batch, and the report of the step's last backward."""
 
 from __future__ import annotations
 

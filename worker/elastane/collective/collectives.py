@@ -1,12 +1,11 @@
-"""Collectives of a step over the ring: which are started, in which order, and how their end is awaited.
+"""Collectives of a step over the ring: their order, start and completion.
 
     bucket 0, bucket 1, ...   all-reduced, each once its gradients are in (tag i + 1)
     EST 0's buffers           from the first member to the others (tag 0)
     maps of used parameters   exchanged, if parameters may be unused (the tag after the last bucket's)
 
-All members start them in this order, or they would wait for one another for ever: one thread runs them, while
-backward goes on in the script's thread. It knows nothing of autograd or of the script: gradients come in
-`reducer`.
+All members must start them in this order to avoid a deadlock: one thread runs them while backward continues
+in the script's thread. This module does not know autograd or the script; `reducer` collects the gradients.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from elastane.collective.transport import RingTransport
 
 #: Tag of the buffers' message; bucket i has tag i + 1, the map of used parameters the one after the last.
 BUFFERS_TAG: Final = 0
-#: Interval at which an aborted ring's stream is asked whether it is empty: CUDA's own wait has no limit.
+#: Polling interval of an aborted ring's stream, because CUDA's own wait has no time limit.
 _POLL_SECONDS: Final = 0.001
 
 
@@ -57,9 +56,9 @@ class StepCollectives:
         #: Runs the current ring's communication.
         self._thread: RingThread | None = None
         self._device = device
-        #: On a GPU: where the thread queues its work, beside that of the script.
+        #: On a GPU: the stream of the thread's work, separate from the script's.
         self._stream: torch.cuda.Stream | None = None
-        #: What the thread has done may still be waiting in that stream.
+        #: Finished tasks of the thread may still be queued in that stream.
         self._queued = False
         self._given_up = ""
         #: Total time spent waiting for sums after backward.
@@ -75,7 +74,7 @@ class StepCollectives:
             self._thread.close()
         self._thread = RingThread("elastane-allreduce", transport)
         if self._device.type == "cuda":
-            # Another one for each ring: the old one may wait for ever for messages that will not come.
+            # A new stream for each ring: the old one may wait for ever for messages that will not come.
             self._stream = torch.cuda.Stream(self._device)
             self._queued = False
         self._transport, self.ranges, self.me = transport, list(ranges), me
@@ -90,7 +89,7 @@ class StepCollectives:
         return self._transport.members
 
     def begin_step(self) -> None:
-        """Begin a step; everything of the one before is finished."""
+        """Begin a step; the previous one is completely finished."""
         assert self._thread is not None and not self._thread.busy, "set_ring comes first"
         self._given_up = ""
         self._message = None
@@ -126,7 +125,7 @@ class StepCollectives:
             self._transport.abort()
 
     def _stream_ends(self) -> bool:
-        """Wait until the stream's kernels, those that add to the slots too, have run; False if they hang."""
+        """Wait until the stream's kernels, including additions to the slots, have run; False if they hang."""
         deadline = perf_counter() + ABORT_SECONDS
         while self._stream is not None and not self._stream.query():
             if perf_counter() > deadline:
@@ -261,7 +260,7 @@ class StepCollectives:
         transport = self._transport
         assert transport is not None
         transport.check()
-        sent = mine.to(self._device)  # it is the CPU's; NCCL sends only what is on the GPU
+        sent = mine.to(self._device)  # it is on the CPU; NCCL sends only GPU memory
         for transfer in transport.exchange(
             [(sent, peer) for peer in others], [(theirs, peer) for peer, theirs in others.items()], tag
         ):

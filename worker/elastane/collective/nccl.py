@@ -1,8 +1,8 @@
-"""NCCL groups, for rings of workers that train on GPUs: how one is built, and how it is ended.
+"""NCCL groups for rings of workers that train on GPUs: construction and abort.
 
-NCCL's messages are kernels in a stream. What follows from that, and is different from gloo:
+NCCL's messages are kernels in a stream. Differences from gloo that follow from this:
 
-- `work.wait()` only makes a stream wait. Nothing is known of a message until the stream is synchronized.
+- `work.wait()` only makes a stream wait. The state of a message is unknown until the stream is synchronized.
 - A kernel whose peer died or was aborted ends, if at all, as if its message had arrived. Received data counts
   only if the ring has not ended by then (`Transfer.wait`, `StepCollectives.finish`).
 - torch watches its groups and, by default, ends the process when a peer fails (`_VARIABLES`).
@@ -30,7 +30,7 @@ _POST_SECONDS: Final = 0.1
 #: Key in the rendezvous store under which the members find torch's store.
 _STORE_KEY: Final = "nccl/store"
 #: Read by torch when a group is built. Whether a ring has ended is decided by the master and by this worker's
-#: transport; torch's watchdog would end the process, or this group's kernels without a word.
+#: transport; torch's watchdog would end the process, or silently end this group's kernels.
 _VARIABLES: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -42,8 +42,8 @@ _VARIABLES: Final = {
 class NcclGroup:
     """One generation's NCCL group on `device`. Messages are started by one thread at a time.
 
-    All messages of a group are executed one after the other, in the order in which they were started, except
-    those of one `exchange`. So all members must start theirs in orders that fit together.
+    All messages of a group are executed in the order in which they were started, except those of one
+    `exchange`. So all members must start theirs in compatible orders.
     """
 
     def __init__(self, group: Any, device: torch.device) -> None:
@@ -57,8 +57,8 @@ class NcclGroup:
         They follow the work that the current stream of the device has queued. Raises RuntimeError.
         """
         with self._posting:
-            # Coalesced even if it is a single one: others build a communicator for each pair of members, at
-            # the first message, in a call that a dead peer would block.
+            # Coalesced even for a single message: otherwise the first message of each pair of members builds
+            # a communicator, in a call that a dead peer would block.
             self._group._start_coalescing()
             for tensor, peer in sends:
                 self._group.send([tensor], peer, 0)
@@ -67,7 +67,7 @@ class NcclGroup:
             return cast(dist.Work, self._group._end_coalescing())
 
     def synchronize(self) -> None:
-        """Wait until the messages that the current stream waits for are over, or were aborted."""
+        """Wait until the messages that the current stream waits for have completed or were aborted."""
         torch.cuda.current_stream(self._device).synchronize()
 
     def abort(self) -> None:

@@ -79,7 +79,7 @@ class Reducer:
         self._deferred = static_graph
         self._may_be_unused = find_unused_parameters or static_graph
         self._rebuilds = static_graph or not find_unused_parameters
-        #: What is sent and received for the gradients that are taken here.
+        #: Communication for the gradients taken here.
         self.collectives = StepCollectives(self._params[0].device, buffers)
         self._layout_order: list[int] | None = None
         self._slots: Slots | None = None

@@ -76,8 +76,8 @@ class Transfer:
     def wait(self) -> None:
         """Return when the message is sent or received.
 
-        One of `exchange` between GPUs is only queued by then: the current stream waits for it, and
-        `RingTransport.synchronize` says whether it arrived. Raises RingAborted or RingBroken.
+        A message of `exchange` between GPUs is only queued then: the current stream waits for it, and
+        `RingTransport.synchronize` returns when it has arrived. Raises RingAborted or RingBroken.
         """
         try:
             self._work.wait()
@@ -193,9 +193,9 @@ class RingTransport:
             raise self._failed(error) from error
 
     def synchronize(self) -> None:
-        """Return when all messages that were waited for in the current stream have arrived.
+        """Return when all messages awaited in the current stream have arrived.
 
-        Between CPUs they have. Raises RingAborted or RingBroken: then what was received must not be used.
+        Immediate between CPUs. Raises RingAborted or RingBroken; received data must then not be used.
         """
         if isinstance(self._group, NcclGroup):
             self._group.synchronize()
@@ -244,7 +244,7 @@ class RingTransport:
         if self.members is not None:
             self.members.leave(in_order=True)
         if isinstance(self._group, NcclGroup):
-            self._end_group_waits()  # only so are its threads ended and its memory freed
+            self._end_group_waits()  # this ends its threads and frees its memory
         self._tell_ended()
         self._group = None
 
@@ -388,7 +388,7 @@ class _Forming:
         """Abandon the group: whatever exists of it, now or later, ends for the peers too."""
         self._unwanted = True
         if not self._finished.is_set():
-            return  # `_run` comes here again
+            return  # `_run` calls this again
         if self._members is not None:
             self._members.leave()
         if isinstance(self._group, NcclGroup):
@@ -409,7 +409,7 @@ class _Forming:
             )
             return group
         finally:
-            store.close()  # the group needs it no longer
+            store.close()  # no longer needed by the group
 
     def _own_address(self) -> str:
         """Return this host's address on the route to the store; sends nothing."""

@@ -24,7 +24,7 @@ PIECE_BYTES: Final = 512 * 1024
 
 
 def _piece_elements(out: Tensor) -> int:
-    # Where streams order the messages, nothing is gained by cutting them.
+    # If streams order the messages, cutting them gains nothing.
     piece_bytes = PIECE_BYTES if out.device.type == "cpu" else out.nbytes
     return max(1, piece_bytes // out.element_size())
 

@@ -153,7 +153,7 @@ class BatchSource:
             self._pinner.close()
 
     def order_warning(self) -> str:
-        """Say what a sampler that does not know ranks leads to; empty for any other."""
+        """Describe the effect of a sampler that does not know ranks; empty for any other."""
         dealt = self._orders.dealt if self.num_ests > 1 and isinstance(self._orders, ScriptOrders) else ""
         return dealt and (
             f"the loader's {dealt} does not know ranks: its batches are dealt out to the {self.num_ests} "

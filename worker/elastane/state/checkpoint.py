@@ -10,8 +10,8 @@ A pipeline's shards hold whole units instead of stripes (`unit_checkpoint`); eve
 1. Each worker takes a snapshot of its stripe at the boundary and continues training.
 2. Each writes its shard in the background and reports its sha256.
 3. When all have, the leader writes the manifest, then removes old checkpoints.
-4. After a loss of all workers, `load_newest` takes the newest of which every byte is correct; a
-   damaged one is skipped and reported with the reason.
+4. After a loss of all workers, `load_newest` takes the newest whose bytes are all correct; a
+     damaged one is skipped and reported with the reason.
 
 Nothing is ever unpickled.
 """
@@ -108,7 +108,7 @@ class LoadedCheckpoint(msgspec.Struct, frozen=True):
 
 
 class VerifiedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint of which every byte is correct. Fields as of LoadedCheckpoint, without its state."""
+    """A fully verified checkpoint. Fields as in LoadedCheckpoint, without the state."""
 
     name: str
     step: int
@@ -209,8 +209,8 @@ def verify_newest(
 ) -> VerifiedCheckpoint | None:
     """Find the newest usable checkpoint and verify it to the last byte, holding no tensors.
 
-    For the leader of a pipeline's ring, which tells the master; each member then reads its units by
-    `unit_checkpoint.load_units`. Arguments and errors as of `load_newest`.
+    For the leader of a pipeline's ring, which reports it to the master; each member then reads its units with
+    `unit_checkpoint.load_units`. Arguments and errors as for `load_newest`.
     """
     return _newest(url, _verify, num_ests=num_ests, step_max=step_max, doubts=doubts)
 
@@ -266,8 +266,7 @@ def _set_aside(folder: Folder, name: str) -> None:
     try:
         with folder.reading(f"{name}/{MANIFEST}") as file:
             manifest = file.read()
-        # Copied before it is removed: a kill in between leaves both names, and the next load sets it aside
-        # again.
+        # Copied before it is removed: after a kill in between both exist, and the next load repeats this.
         folder.write(f"{name}/{DOUBTFUL}", [manifest])
         folder.remove_file(f"{name}/{MANIFEST}")
     except (OSError, CheckpointError) as error:
@@ -287,7 +286,7 @@ def _remove_old(folder: Folder, name: str, keep: int) -> None:
 
 
 def _checked(folder: Folder, manifest: Manifest) -> Manifest:
-    """Return the manifest in the form of its shards, whose headers are checked."""
+    """Return the manifest in the version of its shards, after checking their headers."""
     if not has_units(folder, manifest):
         striped_headers(folder, manifest)
         return manifest

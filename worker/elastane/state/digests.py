@@ -31,7 +31,7 @@ _SMALL_BYTES: Final = 1 << 16
 #: Odd factors: steps of a Weyl sequence (2^64 over the golden ratio) with the last bit set.
 _FACTORS: Final = (np.arange(1, WIDTH + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
 _COMBINE: Final = 0xD1342543DE82EF95
-#: dtypes that NumPy has too, but for the complex ones, of which there are conjugate views.
+#: dtypes that NumPy supports, except complex ones, which may be conjugate views.
 _IN_NUMPY: Final = frozenset(
     getattr(torch, name)
     for name in ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -84,8 +84,8 @@ def digest_of_tensor(tensor: torch.Tensor) -> int:
 def _digest_of_bytes(data: _Bytes) -> int:
     """Return the digest of bytes in the host's memory; they need not be aligned.
 
-    NumPy accumulates into one row that stays in the cache, three times as fast as torch; and a step's tensors
-    are mostly so small that the calls cost more than the sums, of which NumPy needs fewer.
+    NumPy accumulates into one row that stays in the cache, three times as fast as torch. Most tensors of a
+    step are so small that calls cost more than sums, and NumPy needs fewer calls.
     """
     whole = data.size // _WORD_BYTES * _WORD_BYTES
     words = data[:whole].view(np.uint64)
@@ -100,12 +100,12 @@ def _digest_of_bytes(data: _Bytes) -> int:
 
 
 def _digest_of_rest(rest: _Bytes, words: int) -> int:
-    """Return what the bytes after the last whole word add to the digest. words: how many precede them."""
+    """Return the contribution of the bytes after the last whole word. words: number of words before them."""
     return int.from_bytes(rest.tobytes(), "little") * int(_FACTORS[words % WIDTH])
 
 
 def _bytes_of(tensor: torch.Tensor) -> _Bytes:
-    """Return the bytes of a tensor in the host's memory, row-major, without a copy where it is contiguous."""
+    """Return the bytes of a tensor in host memory, row-major, without a copy if it is contiguous."""
     if tensor.dtype in _IN_NUMPY and tensor.is_contiguous() and not tensor.is_neg():
         return tensor.detach().numpy().reshape(-1).view(np.uint8)
     return _plain(tensor).numpy()
@@ -113,7 +113,7 @@ def _bytes_of(tensor: torch.Tensor) -> _Bytes:
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    if flat.numel() <= 1:  # contiguous with any stride, but then there is no view as bytes
+    if flat.numel() <= 1:  # counts as contiguous with any stride, but then cannot be viewed as bytes
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
 

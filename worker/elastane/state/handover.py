@@ -126,10 +126,10 @@ def layout_checksum(exported: Exported) -> int:
 
 
 class StripeSender:
-    """One donor's stripe on its way to the receivers: `announce`, `post` all pieces, `finish`, `wait`.
+    """Sends one donor's stripe to the receivers: `announce`, `post` all pieces, `finish`, `wait`.
 
-    Arguments as of `send_state`. `post` waits for the oldest piece if PIECES_IN_FLIGHT are on their way;
-    nothing else waits but `wait`.
+    Arguments as for `send_state`. `post` waits for the oldest piece if PIECES_IN_FLIGHT are in flight; only
+    `wait` waits otherwise.
     """
 
     def __init__(
@@ -212,9 +212,9 @@ class StripeSender:
 
 
 class StateReceiver:
-    """The stripes of all donors on their way into staging memory; arguments as of `receive_state`.
+    """Receives the stripes of all donors into staging memory; arguments as for `receive_state`.
 
-    In this order, each of which first waits for what the one before has posted: `expect_structure`,
+    Call in this order; each first waits for the messages posted by the previous one: `expect_structure`,
     `expect_pieces`, `take` and `post` while there is more, `expect_checksums`, `result`.
     """
 
@@ -320,7 +320,7 @@ class _Header:
 
 
 class _StripeReceiver:
-    """One donor's stripe on its way into staging memory."""
+    """Receives one donor's stripe into staging memory."""
 
     def __init__(
         self,

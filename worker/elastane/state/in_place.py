@@ -1,4 +1,4 @@
-"""Values put into the parameters and buffers that a script already has, after their names were compared."""
+"""Copies values into a script's existing parameters and buffers, after comparing names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastane.state.optimizer_state import Placer, StateError
 
 
 def same_names(kind: str, saved: Iterable[object], mine: Iterable[object]) -> None:
-    """Raise StateError, with the names, unless both have the same ones."""
+    """Raise StateError with the differing names unless both have the same ones."""
     expected, found = set(saved), set(mine)
     if expected == found:
         return
@@ -57,7 +57,7 @@ def fill_buffers(
     placer: Placer,
     device: torch.device,
 ) -> None:
-    """Give modules the saved buffers; others become None. modules: with the prefixes of their buffers."""
+    """Set the saved buffers of modules; others become None. modules: with the prefixes of their buffers."""
     for prefix, module in modules:
         for name, buffer in module._buffers.items():
             value = saved.get(prefix + name)

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint, which says what it consists of, and the checkpoints of a folder.
+"""Manifests of checkpoints, and the checkpoints of a folder.
 
 version 1    shards are stripes of one stream of tensors (`shard_file`)
-version 2    shards hold a pipeline's units, each whole (`unit_shard`); older releases refuse it in words
+version 2    shards hold complete units of a pipeline (`unit_shard`); older releases refuse it with a message
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from elastane_common.errors import EXIT_REFUSED
 from elastane_common.storage import CheckpointError, Folder
 
 MANIFEST: Final = "manifest.json"
-#: Name of the manifest of a checkpoint that must not be loaded any more.
+#: Name of the manifest of a checkpoint that must no longer be loaded.
 DOUBTFUL: Final = "manifest.doubtful.json"
-#: Of manifests whose shards are stripes, and of those whose shards are units.
+#: Versions of manifests whose shards are stripes, and whose shards are units.
 VERSION: Final = 1
 UNIT_VERSION: Final = 2
 _NAME: Final = re.compile(r"step-(\d{1,18})-g(?:eneration-)?(\d{1,18})(-[A-Za-z0-9._-]+)?")

@@ -1,4 +1,4 @@
-"""What state and executor of a pipeline need of a model's units; `elastane.pipeline.units.Units` is one."""
+"""Interface of a pipeline model's units, implemented by `elastane.pipeline.units.Units`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class ParameterForm(Protocol):
-    """A parameter as the script built it. name: in the stock model. unit: the first that has it."""
+    """A parameter as the script built it. name: in the stock model. unit: the first that contains it."""
 
     @property
     def name(self) -> str: ...
@@ -27,7 +27,7 @@ class ParameterForm(Protocol):
 
 
 class ModelUnits(Protocol):
-    """The units of a model. Each parameter, buffer and module is the first unit's that has it."""
+    """The units of a model. Each parameter, buffer and module belongs to the first unit that contains it."""
 
     names: tuple[str, ...]
     parameters: list[nn.Parameter]

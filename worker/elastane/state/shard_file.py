@@ -33,7 +33,7 @@ _PREFIX_BYTES: Final = len(MAGIC) + 8
 _HEADER_BYTES_MAX: Final = 64 << 20
 
 
-#: Takes a chunk of a stripe, and its position in the stream.
+#: Receives a chunk of a stripe, and its position in the stream.
 Taker = Callable[[int, bytes], None]
 
 
@@ -176,8 +176,8 @@ def read_shard(
 ) -> ShardContents:
     """Read an open shard from its beginning; its stripe goes into `stripe` (1-D uint8, CPU).
 
-    stripe: None if it is read for its digest alone; or a function of the structure (empty but in shard 0)
-    that returns what takes the stripe's bytes, with the position of each chunk in the stream. Raises
+    stripe: None to compute only the digest; or a function of the structure (empty except in shard 0) that
+    returns a receiver of the stripe's bytes, called with each chunk and its position in the stream. Raises
     CheckpointDamagedError if the file ends early or a context is invalid.
     """
     digest = hashlib.sha256()
@@ -216,7 +216,7 @@ def read_prefix(file: Any, magic: bytes, file_bytes: int) -> tuple[int, bytes]:
 
 
 def encoded_contexts(contexts: Mapping[int, Parts], step: int) -> list[tuple[int, bytes]]:
-    """Return the contexts of ESTs at `step` as a shard has them."""
+    """Return the contexts of ESTs at `step` in the encoding of a shard."""
     return [
         (rank, context_to_proto(rank, step, parts).SerializeToString(deterministic=True))
         for rank, parts in sorted(contexts.items())
@@ -235,7 +235,7 @@ def read_into(file: Any, digest: Any, memory: torch.Tensor) -> None:
 
 
 def skip(file: Any, digest: Any, size: int) -> None:
-    """Read `size` bytes for their digest alone. Raises CheckpointDamagedError if the file ends early."""
+    """Read `size` bytes only for the digest. Raises CheckpointDamagedError if the file ends early."""
     while size > 0:
         size -= len(read_exactly(file, digest, min(size, CHUNK_BYTES)))
 

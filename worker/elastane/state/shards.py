@@ -1,4 +1,4 @@
-"""The shards of a checkpoint, of either form: headers and digests are compared."""
+"""Reads the shards of a checkpoint, of either version, and verifies headers and digests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def has_units(folder: Folder, manifest: Manifest) -> bool:
 
 
 def striped_headers(folder: Folder, manifest: Manifest) -> list[ShardHeader]:
-    """Read the headers of shards that are stripes: contiguous ones, and each EST once.
+    """Read the headers of striped shards; check that stripes are contiguous and each EST occurs once.
 
     Raises CheckpointDamagedError.
     """
@@ -48,7 +48,7 @@ def striped_headers(folder: Folder, manifest: Manifest) -> list[ShardHeader]:
 
 
 def unit_headers(folder: Folder, manifest: Manifest) -> list[UnitShardHeader]:
-    """Read the headers of shards that hold units: each of the model once, the common part, and each EST once.
+    """Read the headers of unit shards; check that each unit, the common part and each EST occur once.
 
     Raises CheckpointDamagedError.
     """
@@ -68,7 +68,7 @@ def read_contents(
     read: Callable[[Any, int], _Contents],
     shards: Sequence[int] | None = None,
 ) -> list[_Contents]:
-    """Read shards (all by default), several at once. read: of an open file, and the shard's number.
+    """Read shards (all by default) in parallel. read: called with an open file and the shard's number.
 
     Raises CheckpointDamagedError, also if the sha256 of a file differs.
     """
@@ -91,7 +91,7 @@ def contexts_in(contents: Sequence[ShardContents | UnitShardContents]) -> dict[i
 
 
 def reading(folder: Folder, manifest: Manifest, entry: ShardInfo, read: Callable[[Any], Any]) -> Any:
-    """Return what `read` returns for the open shard; errors name the shard."""
+    """Call `read` with the open shard; errors name the shard."""
     with folder.reading(f"{manifest.checkpoint}/{entry.file}") as file:
         try:
             return read(file)

@@ -99,7 +99,7 @@ class TrainState:
         for optimizer, value in zip(self.optimizers, state["optimizers"], strict=True):
             load_optimizer(optimizer, value, placer)
         for name, value in state["extras"].items():
-            # Of the runtime's own, a job with a pipeline has others than one without.
+            # The runtime's own extras differ between jobs with and without a pipeline.
             if name in self.extras:
                 self.extras[name].load_state_dict(placer.tree(value))
 
@@ -160,5 +160,5 @@ class TrainState:
 
 
 def scripts_names(extras: Iterable[str]) -> list[str]:
-    """Return the names of extras that are the script's, not the runtime's."""
+    """Return the names of the script's extras, without the runtime's."""
     return [name for name in extras if not name.startswith(RUNTIME_PREFIX)]

@@ -1,13 +1,13 @@
-"""Checkpoints by unit: written by a pipeline's workers, read by any plan, or by a job without a pipeline.
+"""Checkpoints by unit: written by a pipeline's workers, readable under any plan or without a pipeline.
 
-    take_unit_snapshot           at the boundary: copies what this member saves; shard 0 has the common part
+    take_unit_snapshot           at the boundary: copies this member's units; shard 0 has the common part
     checkpoint.write_shard       in the background, as for other jobs; then the leader: write_manifest
     checkpoint.verify_newest     after a loss: the leader finds and verifies one, holding no tensors
-    load_units                   every member reads its own units of it
+    load_units                   every member reads its own units
 
-A pipeline reads an ordinary checkpoint in the same way: all bytes that matter pass by and are checked, and
-only the tensors of wanted units stay. `checkpoint.load_newest` of an ordinary job reads checkpoints by unit
-whole.
+A pipeline reads an ordinary checkpoint in the same way: it reads and verifies all relevant bytes, and keeps
+only the tensors of its units. An ordinary job reads checkpoints by unit completely, with
+`checkpoint.load_newest`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def take_unit_snapshot(
     contexts: Mapping[int, Parts],
     ready_order: Sequence[int] = (),
 ) -> UnitSnapshot:
-    """Copy what this member saves out of the live state; training may continue when it returns.
+    """Copy this member's part out of the live state; training may continue when it returns.
 
-    units: of `unit_transfers.saved_by`; every unit of the model must be in one shard. step: first step not
-    included. contexts: of the ESTs whose home this worker is, at the start of `step`.
+    units: from `unit_transfers.saved_by`; every unit of the model must be in one shard. step: first step not
+    included. contexts: of the ESTs that this worker hosts, at the start of `step`.
     """
     sections = {unit: copy_section(state.export_unit(unit)) for unit in sorted(units)}
     if shard == 0:
@@ -58,10 +58,10 @@ def take_unit_snapshot(
 
 
 def load_units(url: str, name: str, units: Iterable[int], state: UnitState) -> Staged:
-    """Read units, and the common part, of the checkpoint that the leader has verified; for `UnitState.adopt`.
+    """Read units and the common part from the checkpoint verified by the leader; for `UnitState.adopt`.
 
-    Called by each member; the live state is untouched. Every byte that is used is compared with its sha256.
-    Raises CheckpointDamagedError, or StateError that names the first difference if it is of another model.
+    Called by each member; the live state is not changed. All bytes used are verified by sha256. Raises
+    CheckpointDamagedError, or StateError with the first difference if it belongs to another model.
     """
     folder = Folder(url)
     manifest = read_named(folder, name)
@@ -73,7 +73,7 @@ def load_units(url: str, name: str, units: Iterable[int], state: UnitState) -> S
 def _from_units(folder: Folder, manifest: UnitManifest, units: frozenset[int], state: UnitState) -> Staged:
     wanted = [s for s in manifest.sections if s.unit == COMMON_SECTION or s.unit in units]
     staged = Staged()
-    # The common part first: it says what differs if this is another model.
+    # The common part first: it gives the difference if this is another model.
     for section in sorted(wanted, key=lambda section: section.unit):
         entry = manifest.shards[section.shard]
         part = Staged.of(reading(folder, manifest, entry, partial(_section, section)))
@@ -99,7 +99,7 @@ def _from_stripes(folder: Folder, manifest: Manifest, units: frozenset[int], sta
             raise CheckpointDamagedError("has a structure of other tensors than its header says")
         return selection.take
 
-    # The first shard's structure says which others are needed.
+    # The first shard's structure determines which others are needed.
     read_contents(folder, manifest, lambda file, shard: read_shard(file, headers[shard], select), [0])
     assert selection is not None
     chosen = selection

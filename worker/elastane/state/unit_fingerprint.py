@@ -1,7 +1,7 @@
-"""Fingerprints of a pipeline's state, in pieces: each worker has those of its units.
+"""Fingerprints of a pipeline's state, in pieces: each worker computes those of its units.
 
-A piece is the sha256 of one item by the rule of `fingerprint`. Pieces of all workers together are those of
-the whole model, which a process that holds it all has alone: so a pipeline is compared with stock DDP.
+A piece is the sha256 of one item by the rule of `fingerprint`. The pieces of all workers together equal those
+of a process that holds the whole model, which allows a comparison with stock DDP.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Pieces = dict[str, dict[str, str]]
 
 
 def pieces(state: UnitState) -> Pieces:
-    """Return the digests of what is held here: of active units, and of what all workers have."""
+    """Return the digests of active units, and of state that all workers have."""
     units = state.units
     weights, optimizer, buffers, extras = (
         dict[str, str](),

@@ -1,15 +1,15 @@
-"""Hand-over by unit: at a change of plan every member sends what others lack and receives what it lacks.
+"""Hand-over by unit: at a change of plan every member sends units that others lack, and receives its own.
 
-    1. `unit_transfers` says who sends which units to whom; in each transfer all donors send, a stripe each
+    1. `unit_transfers` determines the transfers; in each transfer all donors send a stripe each
     2. all headers are posted, then waited for; so are the structures
     3. rounds: each member posts the next piece of every transfer it takes part in; a few rounds are in flight
-    4. checksums; what a member received is in staging memory, complete and checked
+    4. checksums; received state is in staging memory, complete and checked
 
-A member may be donor and receiver at once. It never waits for a round before it has posted its part of the
-next ones, in both directions, so no two members wait for each other: whoever is furthest behind can go on.
+A member may be donor and receiver at once. It posts its part of the next rounds, in both directions, before
+it waits for a round, so there is no deadlock: the member furthest behind can always continue.
 
-The messages of each transfer are those of `handover`. Messages between two members with the same tag have to
-arrive in the order of sending, as they do with gloo.
+The messages of each transfer are those of `handover`. Messages between two members with the same tag must
+arrive in the order of sending, as with gloo.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CPU: Final = torch.device("cpu")
 
 @dataclass(frozen=True)
 class HandedOver:
-    """Result of a member's hand-over. staged: what it received, not in place. Sizes in bytes."""
+    """Result of a member's hand-over. staged: received state, not yet in place. Sizes in bytes."""
 
     staged: Staged
     sent_bytes: int
@@ -48,10 +48,10 @@ def hand_over(
 ) -> HandedOver:
     """Send and receive this member's part of all transfers; called by every member, between steps.
 
-    transfers: of `unit_transfers.transfers`, alike everywhere. me: index of this member. Other arguments as
-    of `send_state`; `handover.TAGS` tags are used. The live state is not touched, and the exported state must
-    not change meanwhile: the result is for `UnitState.adopt`. Raises HandoverError; errors of the transport
-    pass through.
+    transfers: from `unit_transfers.transfers`, equal in all members. me: index of this member. Other
+    arguments as for `send_state`; `handover.TAGS` tags are used. The live state is not changed, and the
+    exported state must not change meanwhile; the result is for `UnitState.adopt`. Raises HandoverError;
+    errors of the transport pass through.
     """
     senders = [
         StripeSender(
@@ -78,7 +78,7 @@ def hand_over(
         receiver.expect_structure()
     for receiver in receivers:
         receiver.expect_pieces()
-    # What a receiver has posted, the senders post too before they wait for any of it.
+    # Senders post the same messages as the receiver before they wait for any of them.
     for _ in range(PIECES_IN_FLIGHT):
         for sender in senders:
             sender.post()

@@ -1,4 +1,4 @@
-"""A pipeline's state as that of a job without one: what `TrainState.export` gives for the stock model."""
+"""Converts a pipeline's state to that of a job without one, as `TrainState.export` of the stock model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastane.state.unit_shard import COMMON_SECTION
 
 
 def merged(sections: Mapping[int, Exported]) -> Exported:
-    """Return the whole state, by reference. sections: of all units and the common part.
+    """Return the complete state, by reference. sections: of all units and the common part.
 
     Raises StateFormatError.
     """
@@ -27,7 +27,7 @@ def merged(sections: Mapping[int, Exported]) -> Exported:
         whole = encode(_merged([units[number] for number in sorted(units)], common))
     except (KeyError, TypeError) as error:
         raise StateFormatError(f"the state of a unit is incomplete: {error}") from error
-    # The tensors are on the CPU now; the specs say where each was.
+    # The tensors are on the CPU now; the specs have their original devices.
     kinds = {
         tensor.data_ptr(): spec.device
         for exported in sections.values()
@@ -62,5 +62,5 @@ def _merged(units: list[Any], common: Any) -> dict[str, Any]:
 
 
 def _full(unit: str, name: str) -> str:
-    """Return a stock name. name: within the unit; empty for the unit's module itself."""
+    """Return the stock name. name: within the unit; empty for the unit's module itself."""
     return ".".join(part for part in (unit, name) if part)

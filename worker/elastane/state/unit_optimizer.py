@@ -1,8 +1,8 @@
-"""An optimizer of a whole model, of which a worker holds some units.
+"""Optimizer of a whole model, of which a worker holds only some units.
 
 The script's constructor is called once, with all parameters of the model, so its groups are those of the
-stock script. Then each group's list is filtered to the units that are held, and so is what `step` visits. The
-state of a unit's parameters goes and comes with the unit.
+stock script. Then each group's list, which `step` iterates over, is filtered to the held units. The state of
+a unit's parameters moves with the unit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["NamedParameters", "OptimizerConstructor", "UndividedOptimizerError",
 
 
 class NamedParameters(list[nn.Parameter]):
-    """All parameters of a model in stock's order: what an optimizer's constructor is called with.
+    """All parameters of a model in stock order; the argument of an optimizer's constructor.
 
     A script whose groups depend on names uses `named()`.
     """
@@ -34,7 +34,7 @@ class NamedParameters(list[nn.Parameter]):
         self._names = [name for name, _ in pairs]
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
-        """Return pairs of stock's name and parameter, like `named_parameters` of the stock model."""
+        """Return pairs of stock name and parameter, like `named_parameters` of the stock model."""
         return list(zip(self._names, self, strict=True))
 
 
@@ -43,27 +43,27 @@ OptimizerConstructor = Callable[[NamedParameters], Optimizer]
 
 @dataclass(frozen=True)
 class _Full:
-    """All parameters of a group, as the constructor gave them: places in the units' list."""
+    """All parameters of a group in the constructor's order, as places in the units' list."""
 
     places: tuple[int, ...]
     names: tuple[str, ...] | None
 
 
 class UnitOptimizer:
-    """The script's optimizer, divided by unit. optimizer: the object itself, which the script steps.
+    """The script's optimizer, divided by unit. optimizer: the object that the script steps.
 
     Built by `build` before any unit is held. Not thread-safe: the script's thread calls it between steps.
     """
 
     def __init__(self, optimizer: Optimizer, units: ModelUnits) -> None:
         self.optimizer = optimizer
-        #: The groups have all parameters of the model in them, for the script.
+        #: True while the groups contain all parameters of the model, for the script.
         self.shows_all = False
         self._units = units
         self._place_of = {id(parameter): place for place, parameter in enumerate(units.parameters)}
         self._full = [self._full_group(index, group) for index, group in enumerate(optimizer.param_groups)]
         self._group_of = {place: index for index, full in enumerate(self._full) for place in full.places}
-        #: What the constructor put into the state, by the parameter's place.
+        #: Initial state from the constructor, by the parameter's place.
         self._initial = {
             self._place_of[id(parameter)]: {
                 name: _Initial.of(value, parameter) for name, value in entry.items()
@@ -77,7 +77,7 @@ class UnitOptimizer:
     def build(cls, units: ModelUnits, constructor: OptimizerConstructor) -> UnitOptimizer:
         """Call the script's constructor with all parameters; called by `prepare_pipeline`, once.
 
-        Raises UndividedOptimizerError for what it returns if its steps cannot be divided by unit.
+        Raises UndividedOptimizerError if the steps of the returned optimizer cannot be divided by unit.
         """
         if isinstance(constructor, Optimizer) or not callable(constructor):
             raise UndividedOptimizerError(
@@ -97,7 +97,7 @@ class UnitOptimizer:
     # ------------------------------------------------------------------ held units
 
     def hold(self, active: Iterable[int], kept: Iterable[int]) -> None:
-        """Step the parameters of `active` units from now on; drop the state of all but `kept` ones."""
+        """Step only the parameters of `active` units from now on; drop the state of units not in `kept`."""
         self._stepped, kept_places = self._places(active), self._places(kept)
         self._show(self._stepped)
         state = self.optimizer.state
@@ -106,21 +106,21 @@ class UnitOptimizer:
                 del state[parameter]
 
     def show_all(self) -> None:
-        """Show the script the groups with all parameters of the model, until `show_held`.
+        """Put all parameters of the model into the groups, until `show_held`.
 
-        Else who adds up over a group would take a part for the whole. The optimizer must not step meanwhile.
+        Otherwise a script that sums over a group would get a partial result. Do not step meanwhile.
         """
         if not self.shows_all:
             self._show(range(len(self._units.parameters)))
             self.shows_all = True
 
     def show_held(self) -> None:
-        """Have the groups' held parameters in them again."""
+        """Restore the groups to their held parameters."""
         if self.shows_all:
             self._show(self._stepped)
 
     def initialise(self, unit: int) -> None:
-        """Give the unit's parameters the state in which the constructor left them."""
+        """Set the initial state from the constructor for the unit's parameters."""
         for place in self._units.owned(unit):
             parameter = self._units.parameters[place]
             self.optimizer.state.pop(parameter, None)
@@ -141,10 +141,10 @@ class UnitOptimizer:
         }
 
     def export_groups(self) -> dict[str, Any]:
-        """Return what is common to all units, by reference.
+        """Return the state common to all units, by reference.
 
-        param_groups: as in stock's state_dict of the whole model. parameters: the stock name of each index in
-        it. state: what is stored under keys that are not parameters.
+        param_groups: as in the state_dict of the whole stock model. parameters: the stock name of each index
+        in it. state: entries under keys that are not parameters.
         """
         groups: list[dict[str, Any]] = []
         names: list[str] = []
@@ -165,7 +165,7 @@ class UnitOptimizer:
         return [self._units.specs[place].name for full in self._full for place in full.places]
 
     def check_groups(self, saved: Any) -> None:
-        """Raise StateError unless `saved`, of `export_groups`, fits the script's groups."""
+        """Raise StateError unless `saved`, from `export_groups`, fits the script's groups."""
         mine, given = (
             [len(full.places) for full in self._full],
             [len(g["params"]) for g in saved["param_groups"]],
@@ -186,7 +186,7 @@ class UnitOptimizer:
                 )
 
     def load_groups(self, saved: Mapping[str, Any], placer: Placer) -> None:
-        """Restore the groups' options, in place, and what is stored under other keys."""
+        """Restore the groups' options, in place, and entries under other keys."""
         for group, options, full in zip(
             self.optimizer.param_groups, saved["param_groups"], self._full, strict=True
         ):
@@ -201,7 +201,7 @@ class UnitOptimizer:
             state[key] = placer.tree(value)
 
     def load_unit(self, unit: int, saved: Mapping[str, Any], placer: Placer) -> None:
-        """Restore the state of a held unit's parameters exactly, discarding what they had."""
+        """Restore the state of a held unit's parameters exactly, discarding their previous state."""
         state = self.optimizer.state
         owned = self._units.owned(unit)
         for place, (name, parameter) in zip(owned, self._units.owned_parameters(unit).items(), strict=True):
@@ -211,7 +211,7 @@ class UnitOptimizer:
                 state[parameter] = place_entry(saved[name], old, parameter, options, placer)
 
     def _show(self, chosen: Container[int]) -> None:
-        """Have these of each group's parameters in it."""
+        """Put the selected parameters into each group."""
         self.shows_all = False
         for group, full in zip(self.optimizer.param_groups, self._full, strict=True):
             group["params"][:] = [self._units.parameters[place] for place in full.places if place in chosen]
@@ -237,7 +237,7 @@ class UnitOptimizer:
 
 @dataclass(frozen=True)
 class _Initial:
-    """A value that the constructor put into a parameter's state: of a tensor of equal elements only one."""
+    """An initial value of a parameter's state; a tensor of equal elements is stored as one element."""
 
     tensor: torch.Tensor | None
     like_parameter: bool = False
@@ -257,7 +257,7 @@ class _Initial:
             return self.other
         if not self.like_parameter:
             return self.tensor.clone()
-        # As the constructor would have made it, with the parameter's strides.
+        # As the constructor would create it, with the parameter's strides.
         return torch.full_like(
             parameter, self.tensor.item(), dtype=self.tensor.dtype, memory_format=torch.preserve_format
         ).detach()

@@ -1,9 +1,8 @@
-"""Which optimizers can be divided by unit: those that treat each parameter for itself.
+"""Checks that an optimizer can be divided by unit, because it treats each parameter separately.
 
-A worker steps the parameters of its units alone. An optimizer whose step of a parameter depends on another's
-(a line search, a norm over all, an estimate of distance) would take other steps on each worker, and no error
-would show it. torch's own are known. Of any other class a copy is tried on small parameters, together and
-apart.
+A worker steps only the parameters of its units. An optimizer whose step of a parameter depends on others (a
+line search, a norm over all, an estimate of distance) would silently take different steps on each worker.
+torch's optimizers are known; a copy of any other is tried on small parameters, together and separately.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class UndividedOptimizerError(UnsupportedError):
 
 
 def check_divided(optimizer: Optimizer) -> None:
-    """Raise UndividedOptimizerError unless each parameter's step depends on that parameter alone."""
+    """Raise UndividedOptimizerError unless each parameter's step depends only on that parameter."""
     kind = type(optimizer)
     for ancestor in kind.__mro__:
         if ancestor.__name__ in _MIXING:
@@ -56,7 +55,7 @@ def check_divided(optimizer: Optimizer) -> None:
 
 
 def _try(optimizer: Optimizer) -> None:
-    """Step copies on two small parameters a group, together and each alone; the bits must be the same."""
+    """Step copies on two small parameters per group, together and separately; the bits must be equal."""
     name = type(optimizer).__name__
     places = [(index, which) for index in range(len(optimizer.param_groups)) for which in (0, 1)]
     forked = (

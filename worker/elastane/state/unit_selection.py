@@ -1,4 +1,4 @@
-"""Chosen units of an ordinary state: which of its tensors they need, gathered while all of it passes by."""
+"""Extracts selected units from the stream of an ordinary state."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from elastane.state.unit_state import Staged, UnitState
 class Selection:
     """Units of a state as `TrainState.export` encodes it.
 
-    structure: of the whole state. specs: of all its tensors. ranges: bytes [start, end) of the stream that
-    are needed. Raises StateError that names the first difference if it is of another model, StateFormatError.
+    structure: of the whole state. specs: of all its tensors. ranges: needed bytes [start, end) of the stream.
+    Raises StateError with the first difference if it belongs to another model, StateFormatError.
     """
 
     def __init__(self, structure: bytes, units: frozenset[int], state: UnitState) -> None:
@@ -40,7 +40,7 @@ class Selection:
         self.ranges = [(start, end) for start, end, _ in self._places]
 
     def take(self, position: int, chunk: bytes) -> None:
-        """Keep what is needed of a chunk, whose first byte is at `position`; any thread may call it."""
+        """Keep the needed bytes of a chunk that begins at `position`; may be called from any thread."""
         for start, end, memory in self._places:
             low, high = max(start, position), min(end, position + len(chunk))
             if low < high:
@@ -48,7 +48,7 @@ class Selection:
                 memory[low - start : high - start] = torch.frombuffer(part, dtype=torch.uint8)
 
     def staged(self) -> Staged:
-        """Return the units, when all of the stream has passed by."""
+        """Return the units, after the whole stream has been processed."""
         tensors = {
             index: from_flat_bytes(memory, self.specs[index]) for index, memory in self._memory.items()
         }
@@ -61,7 +61,7 @@ class Selection:
 
 
 def _tree(node: Any, units: frozenset[int], state: UnitState, form: Any) -> Any:
-    """Return the encoded tree of `UnitState.export`, made of parts of that of `TrainState.export`."""
+    """Return the encoded tree of `UnitState.export`, built from that of `TrainState.export`."""
     top = _entries(node)
     parameters, buffers, modules = (_entries(top[part]) for part in ("parameters", "buffers", "modules"))
     _check(parameters, state, form)

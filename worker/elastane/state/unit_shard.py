@@ -1,4 +1,4 @@
-"""One shard of a pipeline's checkpoint: the units of which this worker is the first holder, each whole.
+"""One shard of a pipeline's checkpoint: the complete units of which this worker is the first holder.
 
     offset 0    magic, 16 bytes
            16   length of the header, 8 bytes little-endian
@@ -8,8 +8,8 @@
                 sections, each beginning at a multiple of 64: the structure of a unit's state, or of the
                 common part's (see `codec`), zeros up to a multiple of 64, its tensors (see `stream`)
 
-The sha256 of each section is in the manifest, besides that of the whole file: a worker reads, and checks, the
-units that it needs and no others.
+The manifest has the sha256 of each section, besides that of the whole file, so that a worker reads and
+verifies only the units that it needs.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class UnitShardHeader(msgspec.Struct, frozen=True):
-    """Header of a shard. units: of the whole model. Other fields as of `shard_file.ShardHeader`."""
+    """Header of a shard. units: of the whole model. Other fields as in `shard_file.ShardHeader`."""
 
     checkpoint: str
     step: int
@@ -95,7 +95,7 @@ class UnitSnapshot(msgspec.Struct, frozen=True):
 
 
 class UnitShardContents(msgspec.Struct, frozen=True):
-    """What was read of a shard: the sha256 of its file, contexts, and the sections that were wanted."""
+    """Contents read from a shard: the sha256 of its file, contexts, and the requested sections."""
 
     sha256: str
     contexts: dict[int, Parts]
@@ -149,7 +149,7 @@ def _section_chunks(structure: bytes, stream: torch.Tensor) -> Iterator[Chunk]:
 
 
 def read_unit_header(file: Any, file_bytes: int) -> UnitShardHeader:
-    """Read the header of an open shard and check it against the file's size. Sections get their places in it.
+    """Read the header of an open shard, check it against the file's size, and locate its sections.
 
     Raises CheckpointDamagedError.
     """
@@ -174,7 +174,7 @@ def read_unit_header(file: Any, file_bytes: int) -> UnitShardHeader:
 def read_unit_shard(
     file: Any, header: UnitShardHeader, wanted: Callable[[Section], bool] = lambda _: False
 ) -> UnitShardContents:
-    """Read an open shard from its beginning to its end, and keep the wanted sections.
+    """Read an open shard completely, and keep the requested sections.
 
     Raises CheckpointDamagedError if it ends early or a context is invalid.
     """

@@ -1,17 +1,18 @@
 """State of a pipeline's worker, by unit: exported, and loaded in place.
 
     unit       parameters, buffers, extra states of modules, the optimizer's state of its parameters
-    common     what every worker has: the optimizer's groups, schedulers, extras, flags of the whole model
+    common     state that every worker has: the optimizer's groups, schedulers, extras, flags of the whole
+    model
 
 At a change of plan, in the order of calls:
-    export(units, common=...)  what this worker donates; by reference, valid until the next step begins
-    Staged                     what it received (`unit_handover`) or read (`unit_checkpoint`)
-    adopt(wanted, staged)      compares all of it with the script's objects, and only then puts it in place
-    settle()                   after every applied step: releases what the former plan gave and this does not
+    export(units, common=...)  state to donate; by reference, valid until the next step begins
+      Staged                     state received (`unit_handover`) or read (`unit_checkpoint`)
+      adopt(wanted, staged)      compares everything with the script's objects, then puts it in place
+      settle()                   after every applied step: releases units that only the former plan assigned
 
-Until a step is applied in the new ring, a worker still holds its former units, at the present step: if
-another member dies while it receives them, they are not lost. `adopt` checks everything first, so a state
-that does not fit changes nothing.
+Until a step is applied in the new ring, a worker still holds its former units, at the current step, so that
+they are not lost if their receiver dies. `adopt` checks everything first, so a state that does not fit
+changes nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ COMMON: Final = ("units", "parameters", "aliases", "flags", "optimizer", "schedu
 class Staged:
     """State of units that is complete and checked, but not in place.
 
-    units, common: decoded, as `UnitState.export` encodes them. devices: kind of device of each tensor (by id)
-    at its origin.
+    units, common: decoded from the form of `UnitState.export`. devices: original kind of device of each
+    tensor (by id).
     """
 
     units: dict[int, Any] = field(default_factory=dict)
@@ -49,7 +50,7 @@ class Staged:
 
     @classmethod
     def of(cls, *exported: Exported) -> Staged:
-        """Return what was exported, decoded. Raises StateFormatError."""
+        """Decode an exported state. Raises StateFormatError."""
         staged = cls()
         for one in exported:
             tree = decode(one)
@@ -61,11 +62,11 @@ class Staged:
         return staged
 
     def note_devices(self, exported: Exported) -> None:
-        """Note where the tensors came from."""
+        """Record the original devices of the tensors."""
         self.devices |= {id(t): s.device for t, s in zip(exported.tensors, exported.specs, strict=True)}
 
     def __or__(self, other: Staged) -> Staged:
-        """Return both; of the common part, the other's if it has one."""
+        """Return the union; the other's common part takes precedence."""
         common = self.common if other.common is None else other.common
         return Staged(self.units | other.units, common, self.devices | other.devices)
 
@@ -74,7 +75,7 @@ class UnitState:
     """The objects a pipeline's script trains with.
 
     units, optimizer, schedulers: the script's; schedulers in the order in which every worker builds them.
-    extras: by name, whatever has state_dict and load_state_dict; named as in `TrainState`, so that a job
+    extras: by name, objects with state_dict and load_state_dict; named as in `TrainState`, so that a job
     without a pipeline can load them. Not thread-safe: called by the script's thread between steps.
     """
 
@@ -89,7 +90,7 @@ class UnitState:
         self.optimizer = optimizer
         self.schedulers = list(schedulers)
         self.extras = dict(extras or {})
-        #: The units that the plan gives this worker: those that it steps.
+        #: The units that the plan assigns to this worker, which it steps.
         self.active: frozenset[int] = frozenset()
         self._aliases = _aliases(units)
 
@@ -98,7 +99,7 @@ class UnitState:
     def export(self, units: Iterable[int], *, common: bool) -> Exported:
         """Return held units' state by reference; called on each donor, and for checkpoints.
 
-        Equal in structure on all who hold these units. Raises StateNotCarriedError that names the item.
+        Equal in structure on all holders of these units. Raises StateNotCarriedError that names the item.
         """
         if lacking := set(units := sorted(units)) - self.units.held:
             raise ValueError(f"units {sorted(lacking)} are not held")
@@ -119,12 +120,12 @@ class UnitState:
     # ------------------------------------------------------------------ load
 
     def adopt(self, wanted: Iterable[int], staged: Staged, *, initial: Iterable[int] = ()) -> None:
-        """Hold what a plan gives this worker: the wanted units, and until `settle` those it had.
+        """Hold the units that a plan assigns to this worker, and until `settle` also its previous ones.
 
         staged: state of wanted units, and the common part if this worker lacks it. initial: wanted units that
-        begin with the script's initial values. Other wanted units must be held and stay as they are. A unit
-        that is held and staged takes the staged values. Raises StateError, StateFormatError or
-        InitialValuesError; with the first two nothing was changed.
+        start from the script's initial values. Other wanted units must be held and stay unchanged. A unit
+        that is both held and staged gets the staged values. Raises StateError, StateFormatError or
+        InitialValuesError; nothing was changed in the first two cases.
         """
         units, begin = frozenset(wanted), frozenset(initial)
         if lacking := units - self.units.held - begin - set(staged.units):
@@ -144,14 +145,14 @@ class UnitState:
     def settle(self) -> None:
         """Release the units of the former plan; called after every applied step.
 
-        They would be a step behind, and that the step was prepared proves that every member has its units.
+        They would be a step behind; the prepared step proves that every member has its units.
         """
         if self.units.held != self.active:
             self.units.hold(self.active)
             self._activate(self.active)
 
     def check(self, staged: Staged) -> None:
-        """Raise StateError, with the first difference's name, unless this is of the script's objects."""
+        """Raise StateError, naming the first difference, unless the state fits the script's objects."""
         if staged.common is not None:
             self._check_common(staged.common)
         for unit, saved in staged.units.items():
@@ -238,7 +239,7 @@ class UnitState:
         return next((p.device for p in owned), self.units.parameters[0].device)
 
     def _model_kind(self, staged: Staged) -> str:
-        """Return the parameters' kind of device at the origin, which may differ from this worker's."""
+        """Return the original kind of device of the parameters, which may differ from this worker's."""
         values = (value for saved in staged.units.values() for value in saved["parameters"].values())
         return next((staged.devices[id(value)] for value in values), "cpu")
 

@@ -1,4 +1,4 @@
-"""Who gives which units to whom at a change of plan: worked out of Go alone, alike in every member."""
+"""Transfers of units at a change of plan, computed from Go alone and therefore equal in every member."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from elastane_proto.v1 import pipeline_pb2
 
 @dataclass(frozen=True)
 class Transfer:
-    """State that every donor has and no receiver: each donor sends its stripe of it to each receiver.
+    """State that all donors have and the receivers lack: each donor sends its stripe to each receiver.
 
-    units: whose state it is. common: the common part too. donors, receivers: members of the ring, by index.
+    units: to transfer. common: include the common part. donors, receivers: members of the ring, by index.
     """
 
     units: tuple[int, ...]
@@ -22,7 +22,7 @@ class Transfer:
 
 
 def units_of(plan: pipeline_pb2.PipelinePlan, member: int) -> frozenset[int]:
-    """Return the units that the plan gives a member, as a replica or a shadow of their stages."""
+    """Return the units that the plan assigns to a member, as a replica or a shadow of their stages."""
     return frozenset(
         unit
         for stage in plan.stages
@@ -32,7 +32,7 @@ def units_of(plan: pipeline_pb2.PipelinePlan, member: int) -> frozenset[int]:
 
 
 def saved_by(plan: pipeline_pb2.PipelinePlan, member: int) -> frozenset[int]:
-    """Return the units that a member writes into its shard of a checkpoint: those it is replica 0 of."""
+    """Return the units that a member writes to its checkpoint shard: those of which it is replica 0."""
     return frozenset(
         unit
         for stage in plan.stages
@@ -42,7 +42,7 @@ def saved_by(plan: pipeline_pb2.PipelinePlan, member: int) -> frozenset[int]:
 
 
 def read_by(plan: pipeline_pb2.PipelinePlan, member: int) -> dict[str, frozenset[int]]:
-    """Return the units that a member must read, by the checkpoint's name."""
+    """Return the units that a member must read, by name of the checkpoint."""
     mine, found = units_of(plan, member), dict[str, frozenset[int]]()
     for source in plan.sources:
         units = mine & set(range(source.first_unit, source.end_unit))
@@ -52,7 +52,7 @@ def read_by(plan: pipeline_pb2.PipelinePlan, member: int) -> dict[str, frozenset
 
 
 def initial_of(plan: pipeline_pb2.PipelinePlan, member: int) -> frozenset[int]:
-    """Return the units of a member that begin with the script's initial values."""
+    """Return the units of a member that start from the script's initial values."""
     return units_of(plan, member) & frozenset(
         unit
         for source in plan.sources
@@ -66,9 +66,8 @@ def transfers(
 ) -> tuple[Transfer, ...]:
     """Return the transfers of a change of plan, the same in every member.
 
-    Units with the same donors and receivers are one transfer.
-    donors, receivers: those of Go, of the common part: who
-    has entered a ring of this job, and who has not.
+    Units with the same donors and receivers are one transfer. donors, receivers: of the common part, from Go:
+    members that have, or have not, entered a ring of this job.
     """
     homes: dict[int, set[int]] = {}
     for stage in plan.stages:

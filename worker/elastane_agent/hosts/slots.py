@@ -33,7 +33,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class HostOffer:
-    """What a host offers. capacity: "": not known. price_micros: of a worker per hour; 0: unknown."""
+    """Offer of a host. capacity: "": not known. price_micros: of a worker per hour; 0: unknown."""
 
     slots: int = 1
     capacity: Capacity = ""
@@ -79,7 +79,7 @@ def _host_and_slots(word: str, number: int, line: str) -> tuple[str, int]:
 
 
 def _class_and_price(words: Sequence[str], number: int, line: str) -> tuple[Capacity, int]:
-    """Return what stands behind a host: a class, a price, both in this order, or nothing."""
+    """Parse the fields after a host: a class, a price, both in this order, or nothing."""
     capacity: Capacity = ""
     rest = list(words)
     if rest and rest[0] in _CLASSES:

@@ -62,7 +62,7 @@ class AgentMetrics:
             workers = self._workers
             known = dict(self._known)
             if workers and self._clock() - self._asked_at >= ASK_SECONDS_MIN:
-                # No master answers now, or it is of a release that does not know figures.
+                # No master answers now, or its release does not serve worker metrics.
                 with contextlib.suppress(ElastaneError):
                     known.update(self._ask(workers))
                 self._asked_at = self._clock()

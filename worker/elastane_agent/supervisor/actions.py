@@ -1,4 +1,4 @@
-"""What a policy decides, and an agent carries out."""
+"""Actions that policies decide and agents carry out."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Fail:
-    """Nothing here can go on, for the reason in `text`: workers leave, and the agent exits with `code`."""
+    """Give up, for the reason in `text`: workers leave, and the agent exits with `code`."""
 
     code: int
     text: str
@@ -58,7 +58,7 @@ class Fail:
 
 @dataclass(frozen=True)
 class Finish:
-    """Exit with this code; nothing runs any more of what the policy decides about."""
+    """Exit with this code: none of the policy's processes runs any more."""
 
     code: int
 

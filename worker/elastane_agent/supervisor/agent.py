@@ -444,7 +444,7 @@ class Agent:
         return self._ps.perform(self._ps.policy.exited(now, ps, status))
 
     def _fatal(self, now: float, code: int, text: str) -> list[Action]:
-        if self._workers_over:  # only parameter servers are left, and nobody needs them any more
+        if self._workers_over:  # only parameter servers are left, and they are no longer needed
             self._output.say(text, "error", "failed")
             return self._ps.perform(self._ps.policy.attending(now, ()))
         return self._policy.fatal(now, code, text)
@@ -453,7 +453,7 @@ class Agent:
         return self._ps.perform(self._ps.policy.attending(now, view.task_workers - self._workers.keys()))
 
     def _end_of_workers(self, code: int) -> list[Action]:
-        """No worker runs any more: parameter servers go, unless others need them."""
+        """Handle the end of all workers: parameter servers leave, unless other agents' workers need them."""
         others = job_view(self._job).task_workers - self._workers.keys()
         return self._ps.perform(self._ps.policy.workers_over(time.monotonic(), code, others))
 

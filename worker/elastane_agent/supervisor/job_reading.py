@@ -1,4 +1,4 @@
-"""What an agent reads from the messages of a job: the view that its policy decides by."""
+"""Converts the messages of a job to the view that the agent's policy uses."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def job_view(job: job_pb2.Job, *, undecided: bool = False) -> JobView:
 
 
 def on_demand_max(job: job_pb2.Job) -> int | None:
-    """Return how many workers a job wants on demand; None: it does not say, any number may be."""
+    """Return the maximum number of on-demand workers of a job; None: no limit."""
     if job.HasField("scaling") and job.settings.on_demand_workers:
         return job.scaling.on_demand_target
     return None

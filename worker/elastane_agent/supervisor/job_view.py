@@ -1,4 +1,4 @@
-"""The facts about a job that an agent decides by."""
+"""The facts about a job on which an agent's decisions depend."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class JobView:
 
     step: committed steps. steps: total of all epochs; 0 until a worker has reported it. standby: ids of
     connected workers without ESTs. undecided: the sentinel suspended the job. datasets: number of dynamic
-    ones; None: the master does not say. target: workers that a job wants that scales by itself, of all
-    agents; None: it does not. attending: ids of all workers of the ring that are not leaving; on_demand: of
-    those on demand. on_demand_max: how many may be on demand; None: any number. task_workers: ids of those
-    that lease dynamic tasks only. joined: ids of connected workers, with ESTs or without.
+    ones; None: the master does not report it. target: total workers that a job that scales by itself asks
+    for; None: it does not scale. attending: ids of connected ring workers that are not leaving; on_demand: of
+    these, on demand. on_demand_max: limit of on-demand workers; None: none. task_workers: ids of workers that
+    only lease dynamic tasks. joined: ids of all connected workers.
     """
 
     phase: Phase
@@ -48,5 +48,5 @@ class JobView:
 
     @property
     def wanted(self) -> int:
-        """Number of workers that the job wants, of all agents."""
+        """Total number of workers that the job asks for."""
         return self.workers_max if self.target is None else min(self.target, self.workers_max)

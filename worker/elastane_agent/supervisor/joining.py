@@ -1,4 +1,4 @@
-"""Entry into a job that exists already, or that somebody else creates."""
+"""Joining of a job that already exists, or that another program creates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells the user of an agent, once, that no master answers, and counts down the time that is left."""
+"""Reports to the agent's user, once, that no master answers, and counts down the remaining time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MasterAbsence:
         self._output.passing(f"no master yet; {max(self._gives_up_at - now, 0.0):.0f} s left")
 
     def over_at_start(self) -> None:
-        """A master has answered the agent that starts."""
+        """Note that a master has answered while the agent starts."""
         self._output.passing("")
         self._gives_up_at = None
 

@@ -169,7 +169,7 @@ class Placement:
         return None
 
     def barred(self, now: float, worker: str, seconds: float) -> HostFault:
-        """Return the fault of a host whose slow workers were replaced; it gets no worker for so long."""
+        """Return the fault of a host whose slow workers were replaced; it gets no worker for this time."""
         host = self._slots[worker].host
         self._exclusions.exclude(now, host, seconds)
         self._barred.add(host)

@@ -16,9 +16,9 @@ uses no process, socket or clock, so every rule has a plain unit test.
     1, or a signal            restarted within the budget
     any, its place is gone    not restarted; another worker takes over elsewhere, if there is room
 
-A job that scales by itself has a target for all its workers, also those of other agents: an agent starts
-what is missing of it, and releases those of its workers that stand by beyond it. Every agent picks them in
-the same order, so that not two agents release one each where one is too many.
+A job that scales by itself has one target for the workers of all agents: an agent starts missing workers, and
+releases its own surplus standbys. All agents choose in the same order, so that two agents do not both release
+a worker if only one is surplus.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Slot:
     restarts: list[float] = field(default_factory=list)
     raises: int = 0
     surplus: bool = False  # asked to leave because the job was scaled in
-    held: str = ""  # why it must not be started now; "": it may
+    held: str = ""  # why it must not be started now; "": it may be
     leave_by: float | None = None  # asked to leave because its place is gone; killed at this time
 
     @property
@@ -146,7 +146,7 @@ class SupervisorPolicy:
         actions: list[Action] = []
         if (view.wanted, view.on_demand_max) != (before.wanted, before.on_demand_max):
             actions.append(Say(f"the job wants up to {self._wanted()}", event="scaled"))
-        # A target that moves is no wish of a user: whom an operator drained stays away.
+        # A moving target is not a user's request: workers drained by an operator stay away.
         if view.workers_max > before.workers_max:
             for slot in self._slots.values():
                 if slot.state is SlotState.PARKED:
@@ -195,7 +195,7 @@ class SupervisorPolicy:
             text = f"{worker} left: the job wants {self._wanted()}"
             actions = [Say(text, event="worker_drained", worker=worker), *self._fill()]
         elif code == EXIT_DRAINED and barred_seconds is not None:
-            text = f"{worker} left, since another has its place: it was slow; it is restarted and stands by"
+            text = f"{worker} left, since another replaced it: it was slow; it is restarted and stands by"
             actions = [Say(text, "warning", "straggler_replaced", worker)]
             self._vacate(slot)
             actions += self._fill()
@@ -340,7 +340,7 @@ class SupervisorPolicy:
         return [slot for slot in self._slots.values() if slot.state in states]
 
     def _room(self, slot: _Slot) -> int:
-        """Return how many workers like this one the job wants of this agent: what other agents leave."""
+        """Return how many workers of this kind the job needs from this agent, given those of other agents."""
         view = self._view
         if view.target is None:
             return view.workers_max
@@ -350,9 +350,9 @@ class SupervisorPolicy:
         return max(wanted - len(attending - self._slots.keys()), 0)
 
     def _groups(self) -> list[tuple[int, frozenset[str], bool | None]]:
-        """Return number wanted, ids of those attending, and whether on demand, of workers that are alike.
+        """Return for each kind of worker the number wanted, the connected ids, and whether it is on demand.
 
-        None where that makes no difference.
+        The last is None if capacity makes no difference.
         """
         view = self._view
         if view.on_demand_max is None:
@@ -365,12 +365,12 @@ class SupervisorPolicy:
         return None if self._view.on_demand_max is None else slot.worker in self._on_demand
 
     def _alike(self, slot: _Slot, *states: SlotState) -> list[_Slot]:
-        """Return the slots like this one that are in one of these states and not leaving."""
+        """Return the slots of the same kind that are in one of these states and not leaving."""
         kind = self._is_on_demand(slot)
         return [each for each in self._in(*states) if self._is_on_demand(each) is kind and not each.leaving]
 
     def _too_many(self, slot: _Slot) -> int:
-        """Count the running workers like this one beyond what is wanted, without those already leaving."""
+        """Count the surplus running workers of this kind, without those already leaving."""
         staying = [each for each in self._alike(slot, SlotState.RUNNING) if not each.surplus]
         return len(staying) - self._room(slot)
 
@@ -389,7 +389,7 @@ class SupervisorPolicy:
         return actions
 
     def _releasable(self) -> frozenset[str]:
-        """Return the standby workers of all agents beyond the target: the same ones for every agent."""
+        """Return the surplus standby workers of all agents; every agent gets the same result."""
         found: set[str] = set()
         for wanted, attending, _ in self._groups():
             if (beyond := len(attending) - wanted) > 0:
@@ -397,7 +397,7 @@ class SupervisorPolicy:
         return frozenset(found)
 
     def _fill(self) -> list[Action]:
-        """Start idle workers, up to what is wanted of this agent."""
+        """Start idle workers, up to the number needed from this agent."""
         actions: list[Action] = []
         for slot in self._in(SlotState.IDLE):
             # Finished workers count too: the script has come to its end, so nothing is left for a
@@ -523,7 +523,7 @@ class SupervisorPolicy:
         return self._ended_early()
 
     def _unless_wanted(self, now: float) -> list[Action]:
-        """Say that no worker is wanted, if that is so; before a host is found nothing is said."""
+        """Report that no worker is wanted, if that is so; silent before a host is found."""
         return self._end(now) if self._view.target is not None and self._slots else []
 
     def _wait_until_wanted(self) -> list[Action]:
@@ -535,7 +535,7 @@ class SupervisorPolicy:
         return [Say(text, event="waiting_until_wanted")]
 
     def _wait_for_place(self) -> list[Action]:
-        """Say once why no worker runs; a new host may be found, or the rest of one may end."""
+        """Report once why no worker runs; a new host may be found, or an exclusion may end."""
         held = sorted({slot.held for slot in self._in(SlotState.IDLE) if slot.held})
         why = "; ".join(held) or "no host has a slot"
         if why == self._said_no_place:

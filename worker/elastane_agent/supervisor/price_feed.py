@@ -1,7 +1,7 @@
-"""Reads a price list again and again, and tells the master what has changed.
+"""Reads a price list periodically, and sends changes to the master.
 
-While the feed fails or serves no list, the last prices hold: the agent says so once, and the master's figure
-`elastane_job_prices_stale` becomes 1 when they expire. So it does when this agent has died.
+While the feed fails or serves no valid list, the last prices stay in force: the agent reports this once, and
+the master's metric `elastane_job_prices_stale` becomes 1 when they expire, also if this agent has died.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ News = Mapping[str, DevicePrices]
 
 @dataclass(frozen=True)
 class PriceFeedSettings:
-    """Where prices come from. location: path or http(s) URL. zone: "": the only one of the list."""
+    """Settings of a price feed. location: path or http(s) URL. zone: "": the only one of the list."""
 
     location: str
     zone: str = ""
@@ -52,7 +52,7 @@ class PriceFeedSettings:
 
 
 def set_prices_arguments(news: News) -> dict[str, Any]:
-    """Return the arguments of `MasterClient.set_prices` that tell prices to the master."""
+    """Return the arguments of `MasterClient.set_prices` for these prices."""
     of_all = news.get("", DevicePrices())
     return {
         "spot_price_micros": of_all.spot_micros,
@@ -72,10 +72,10 @@ def set_prices_arguments(news: News) -> dict[str, Any]:
 
 
 def prices_at(settings: PriceFeedSettings) -> PriceTable | PriceFeedSettings:
-    """Return the table of prices in a file, or for a list and for every URL the settings of its feed.
+    """Return the price table in a file; for a price list or a URL, the settings of its feed.
 
-    A file is read now; a URL is not, since a feed that is down must not stop a training. Raises OSError and
-    PriceTableError for the file, ValueError for a URL that is not http(s).
+    A file is read now; a URL is not, because a feed that is down must not prevent training. Raises OSError
+    and PriceTableError for the file, ValueError for a URL that is not http(s).
     """
     if is_url(settings.location):
         return settings
@@ -118,8 +118,8 @@ def feed_of(
 class PriceListFeed:
     """Reads a list every `interval_seconds`, in a thread, from `start` until `stop`.
 
-    currency: of the job. tell: sends prices to the master, and may block until it answers. say: prints a
-    message; its second argument is the event's name. read: returns the text at a location, raises OSError.
+    currency: of the job. tell: sends prices to the master; may block until it answers. say: prints a message;
+    its second argument is the event's name. read: returns the text at a location; raises OSError.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class PriceListFeed:
             self._over.wait(self.look(time.time(), time.time))
 
     def look(self, now: float, clock: Callable[[], float]) -> float:
-        """Read the list if that is due, tell what has changed, and return the seconds until the next look.
+        """Read the list if due, send changes, and return the seconds until the next look.
 
         now: seconds since the epoch. clock: the same after the reading.
         """
@@ -193,7 +193,7 @@ class PriceListFeed:
         self._said_stale = stale
 
     def _send(self, prices: PriceList, now: float) -> None:
-        """Tell the master the prices, unless it knows them, and that they last."""
+        """Send the prices to the master if they are new or about to expire there."""
         lasting = _LASTING_INTERVALS * self._settings.interval_seconds
         found = {
             device: replace(price, expires_at=min(price.expires_at, self._read_at + lasting))
@@ -221,7 +221,7 @@ class PriceListFeed:
             return False
         if price.expires_at < told.expires_at:
             return False
-        # The same prices for longer are told when half of the time is over: each is a write of the master.
+        # Unchanged prices are renewed after half of their time, because each update is a write of the master.
         lasting = _LASTING_INTERVALS * self._settings.interval_seconds
         return price.expires_at == told.expires_at or told.expires_at - now > lasting / 2
 

@@ -5,14 +5,14 @@
        "valid_until": "2026-11-22T09:00:00Z"},
       {"capacity": "on-demand", "micros_per_hour": 980000}]}
 
-or only the list. Prices are of one worker, in millionths of the currency. An entry without `device` (or with
-"*") holds for all device types that have no entry of their own, one without `zone` for all zones, one without
-`valid_until` for as long as the list has it. Of several entries of the same device type and capacity the one
-that ends first holds, then the next: a list may know the prices of the coming hours. When all have ended, the
-last one is kept, and is stale.
+or only the array. Prices are per worker, in millionths of the currency. An entry without `device` (or with
+"*") applies to all device types without their own entry, one without `zone` to all zones, one without
+`valid_until` as long as it is listed. Of several entries for a device type and capacity, the one that expires
+first applies, then the next: a list may contain the prices of the coming hours. After all have expired, the
+last one is kept, as stale.
 
-A list is taken as a whole or not at all: an entry that cannot be (0, negative, not a whole number, of another
-currency or of an unknown field) is named, and changes no price.
+A list is accepted as a whole or not at all: an invalid entry (0, negative, not a whole number, another
+currency, an unknown field) is named in the error, and no price changes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PriceEntry:
 
 @dataclass(frozen=True)
 class DevicePrices:
-    """Prices of one device type that hold now. None: the list has none. expires_at: of the first to end."""
+    """Current prices of one device type. None: not listed. expires_at: of the first to expire."""
 
     spot_micros: int | None = None
     on_demand_micros: int | None = None
@@ -68,12 +68,12 @@ class DevicePrices:
 
 @dataclass(frozen=True)
 class PriceList:
-    """Entries of one zone, those of a device type and capacity in the order in which they hold."""
+    """Entries of one zone, for each device type and capacity in the order in which they apply."""
 
     entries: Mapping[tuple[str, Capacity], tuple[PriceEntry, ...]]
 
     def at(self, now: float) -> dict[str, DevicePrices]:
-        """Return the prices that hold at `now`, by device type; "": of all other types."""
+        """Return the prices that apply at `now`, by device type; "": all other types."""
         found: dict[str, DevicePrices] = {}
         for device in dict.fromkeys(device for device, _ in self.entries):
             entries = [self._holding((device, capacity), now) for capacity in ("spot", "on_demand")]
@@ -83,12 +83,12 @@ class PriceList:
         return found
 
     def stale(self, now: float) -> list[PriceEntry]:
-        """Return the entries that are kept although they have ended, since no newer one has come."""
+        """Return the expired entries that are kept because there is no newer one."""
         holding = (self._holding(key, now) for key in self.entries)
         return [entry for entry in holding if entry is not None and entry.valid_until <= now]
 
     def next_change(self, now: float) -> float:
-        """Return when the prices change by themselves, or one ends; infinite: never."""
+        """Return when the prices next change or expire; infinite: never."""
         ends = (entry.valid_until for entries in self.entries.values() for entry in entries)
         return min((end for end in ends if end > now), default=math.inf)
 
@@ -98,7 +98,7 @@ class PriceList:
 
 
 def is_price_list(text: str) -> bool:
-    """True if a text is meant as a list of prices, and not as a table of prices over time."""
+    """True if a text is a price list, as opposed to a table of prices over time."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -113,8 +113,8 @@ def is_price_list(text: str) -> bool:
 def parse_price_list(text: str, *, zone: str = "", currency: str = "") -> PriceList:
     """Parse a list from JSON.
 
-    zone: whose prices are wanted; "": the only one of the list. currency: of the job; "": it is not compared.
-    Raises PriceTableError, which names the entry.
+    zone: to select; "": the only one of the list. currency: of the job; "": not checked. Raises
+    PriceTableError, which names the entry.
     """
     try:
         found = json.loads(text, parse_constant=_no_number)
@@ -146,7 +146,7 @@ def _of_zone(entries: list[PriceEntry], zone: str) -> list[PriceEntry]:
         wanted = [entry for entry in entries if entry.zone in ("", zone)]
         if not wanted:
             raise PriceTableError(f"no price is of zone {zone}", hint=f"zones are {', '.join(zones)[:200]}")
-        # A price of the zone itself comes before one of all zones.
+        # A price of the zone takes precedence over one of all zones.
         own = {(entry.device, entry.capacity) for entry in wanted if entry.zone}
         return [entry for entry in wanted if entry.zone or (entry.device, entry.capacity) not in own]
     if len(zones) > 1:
@@ -185,7 +185,7 @@ def _entry(fields: Mapping[str, Any], number: int) -> PriceEntry:
     if capacity is None:
         raise PriceTableError(f"entry {number}: capacity must be spot or on-demand")
     micros = fields.get("micros_per_hour")
-    # A price of 0 is never meant: nobody gives machines away, and the job would believe it had no cost.
+    # A price of 0 is always a mistake, and would make the job free of cost.
     if type(micros) is not int or not 0 < micros <= _MICROS_MAX:
         raise PriceTableError(
             f"entry {number}: micros_per_hour is {_short(micros)}",

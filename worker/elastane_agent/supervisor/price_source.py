@@ -1,6 +1,6 @@
 """Reads a price list from a file or over HTTP(S): limited in bytes, time and redirects.
 
-A feed belongs to somebody else: it may hang, send without end, or redirect to where it has no business.
+A feed is not trusted: it may hang, send without end, or redirect to internal addresses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_url(location: str) -> bool:
 
 
 def read_source(location: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> str:
-    """Return the text at a path or URL. Raises OSError, also for one that is too long or not in time."""
+    """Return the text at a path or URL. Raises OSError, also if it is too long or too slow."""
     try:
         content = asyncio.run(_get(location, timeout_seconds)) if is_url(location) else _read(Path(location))
         return content.decode("utf-8-sig")
@@ -49,11 +49,11 @@ def _read(path: Path) -> bytes:
 
 
 async def _get(url: str, timeout_seconds: float) -> bytes:
-    # The limit includes all redirects, and a body that comes byte by byte.
+    # The time limit includes all redirects, and a body that arrives byte by byte.
     async with (
         asyncio.timeout(timeout_seconds),
         aiohttp.ClientSession(
-            auto_decompress=False,  # a few bytes could become gigabytes
+            auto_decompress=False,  # compressed, a few bytes could become gigabytes
             trust_env=True,
             headers={"Accept": "application/json", "Accept-Encoding": "identity"},
             timeout=aiohttp.ClientTimeout(total=timeout_seconds),
@@ -78,7 +78,7 @@ async def _get(url: str, timeout_seconds: float) -> bytes:
 
 
 def _redirected(url: str, target: str) -> str:
-    """Return where a redirect leads. Raises ValueError unless by http(s), and from https to https alone."""
+    """Return the target of a redirect. Raises ValueError unless http(s), and if https leads to http."""
     found = urljoin(url, target)
     scheme, parts = urlsplit(url).scheme.lower(), urlsplit(found)
     if not target or parts.scheme.lower() not in _SCHEMES or not parts.hostname:

@@ -1,4 +1,4 @@
-"""The parameter servers of an agent: processes on its machine, or on its hosts, as `PsPolicy` decides."""
+"""Processes of an agent's parameter servers, on its machine or its hosts; `PsPolicy` decides about them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ COMMAND: Final = (sys.executable, "-u", "-P", "-m", "elastane_ps")
 class PsChildren:
     """Used by the agent's main thread.
 
-    on_exit: called from another thread with the name of a parameter server that has ended, and how. notices:
-    of the node, by whose files they learn why and by when they leave. placement: over whose hosts they are
-    spread; None: all are on this machine.
+    on_exit: called from another thread with the name of an ended parameter server, and how it ended. notices:
+    of the node, whose files tell them the reason and deadline for leaving. placement: spreads them over
+    hosts; None: all are on this machine.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class PsChildren:
         return self.perform(self.policy.start())
 
     def perform(self, actions: Iterable[Action]) -> list[Action]:
-        """Carry out what the policy decided; return what concerns the agent, `Fail` and `Finish`."""
+        """Carry out the policy's actions; return those for the agent, `Fail` and `Finish`."""
         rest: list[Action] = []
         for action in actions:
             match action:
@@ -75,7 +75,7 @@ class PsChildren:
         return rest
 
     def tick(self) -> list[Action]:
-        """Do what is due, by the hosts that there are now."""
+        """Handle everything that is due, with the present hosts."""
         now, placement = time.monotonic(), self._placement
         if placement is None:
             return self.perform(self.policy.tick(now))
@@ -137,17 +137,17 @@ class PsChildren:
 
 
 def ps_variables(agent: AgentSettings, master: str, name: str) -> Mapping[str, str]:
-    """Return the variables of a parameter server; it has the rest of the agent's environment."""
+    """Return the variables of a parameter server, in addition to the agent's environment."""
     return {
         "PYTHONUNBUFFERED": "1",
         "ELASTANE_MASTER": master,
         "ELASTANE_JOB": agent.job,
         "ELASTANE_PS_ID": name,
-        # By which the notice file names it.
+        # Its name in the notice file.
         "ELASTANE_WORKER_ID": name,
         "ELASTANE_MASTER_TIMEOUT_SECONDS": str(agent.master_timeout_seconds),
         "ELASTANE_NOTICE_SECONDS": str(agent.grace_seconds),
         "ELASTANE_DRAIN_EXIT_CODE": str(EXIT_DRAINED),
-        # Elementwise work, one push at a time: threads of BLAS would only take cores from workers.
+        # Elementwise work, one push at a time: BLAS threads would only take cores from workers.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }

@@ -5,12 +5,12 @@
     80 (drained)                    it stays away: an operator asked for it, or its node is taken away
     82, 83 (refused, no master)     everything stops, as for a worker
     1, and it cannot be run         everything stops: a module is missing here
-    any other, or a signal          restarted within the budget, under its name, and has no slot at first.
-                                    Beyond the budget it stays away; once all are, everything stops
+    any other, or a signal          restarted within the budget, under its name, without slots at first.
+                                    Beyond the budget it stays away; once all do, everything stops
     any, its host is gone           restarted on another host; nothing is counted
 
-They outlive the workers: once those of this agent have ended, parameter servers are asked to leave, as soon
-as no worker of another agent needs them. They save their slots then, so they have the grace time again.
+They outlive the workers: after those of this agent have ended, and no other agent's worker needs them,
+parameter servers are asked to leave. They save their slots then, so they get the full grace time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Ps:
 
 
 class PsPolicy:
-    """Decision state of the parameter servers of one agent; without any, workers are all there is.
+    """Decision state of the parameter servers of one agent, which may have none.
 
     names: of the parameter servers. grace_seconds: from the request to leave to SIGKILL. dynamic: hosts come
     and go (`hosts_changed`); there may be none at times. All times are seconds of one monotonic clock. A
@@ -68,7 +68,7 @@ class PsPolicy:
         self._dynamic = dynamic
         self._has_host = not dynamic
         self._restarts: list[float] = []
-        self._code: int | None = None  # of the workers' end; None: they run
+        self._code: int | None = None  # exit code after the workers' end; None: they run
         self._stopping = False
         self._kill_at: float | None = None
         self._goes_at: float | None = None  # when this node is taken away
@@ -127,12 +127,12 @@ class PsPolicy:
         return [*actions, *self._end()]
 
     def workers_over(self, now: float, code: int, others: Collection[str]) -> list[Action]:
-        """The agent's workers have ended, and it exits with `code`. others: workers of other agents."""
+        """Handle the end of the agent's workers; it exits with `code`. others: workers of other agents."""
         self._code, self._others = code, frozenset(others)
         return [*self._leave_unless_needed(now), *self._end()]
 
     def attending(self, now: float, others: Collection[str]) -> list[Action]:
-        """Others attend now than before."""
+        """Handle a change of the connected workers of other agents."""
         self._others = frozenset(others)
         return [*self._leave_unless_needed(now), *self._end()]
 
@@ -207,7 +207,7 @@ class PsPolicy:
     def _leave_unless_needed(self, now: float) -> list[Action]:
         if self._code is None or self._stopping:
             return []
-        # An agent that stops for another reason goes, whoever is left: its slots move, or are restored.
+        # An agent that stops for another reason leaves regardless of others: its slots move or are restored.
         if self._code != CODE_OK or not self._others or not self._in(PsState.RUNNING, PsState.BACKOFF):
             return self._leave(now, "the workers of its agent have ended")
         if self._said_others:

@@ -1,4 +1,4 @@
-"""Workers whose places in the ring were given to others: what their agent does when they have left. Pure."""
+"""Replaced stragglers: when their agent may start them again. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from elastane_proto.v1 import ring_pb2
 
 
 def barred_seconds(worker: str, events: Iterable[ring_pb2.Event], now: float) -> float | None:
-    """Return for how long a worker that has left must not be started again; None: it was not replaced.
+    """Return for how long a worker that left must not be restarted; None: it was not replaced.
 
-    It was a straggler if that is what is told of it last; 0.0: it may be started at once. now: seconds since
-    the Unix epoch. Raises nothing: events that are not known are passed over.
+    Its last event decides whether it was replaced; 0.0: it may be restarted at once. now: seconds since the
+    Unix epoch. Unknown events are ignored.
     """
     until: float | None = None
     for dated in map(dated_event_of, events):

@@ -38,15 +38,15 @@ class AgentSettings:
 
     command: script and arguments, or "-m", module and arguments. settings: of the job to create; None: wait
     up to `job_timeout_seconds` for a job that somebody else creates. local_workers: maximum number of workers
-    on this machine; 0: parameter servers alone. master: "host:port"; empty: start an embedded one, with its
+    on this machine; 0: only parameter servers. master: "host:port"; empty: start an embedded one, with its
     state in `state_dir` (None: a temporary folder), at `listen` ("host:port"; port 0: a free one).
     worker_prefix: worker k is called prefix + k. notices: source of spot notices, see
     `notices.detect.check_choice`; notices_url: URL of the metadata service, instead of the cloud's own;
     notices_poll_seconds: polling interval, 0: as the cloud advises. capacity: "spot", "on-demand", or "auto":
-    ask the metadata service. hosts: where workers run; None: on this machine only. prices: sent to the master
-    when each becomes due, or read from a feed again and again. metrics: host and port where the agent serves
-    its metrics. http: HOST:PORT of the embedded master's HTTP port. ps: number of parameter servers, of all
-    hosts; number k is called ps_prefix + k. warm: number of preloaded workers.
+    ask the metadata service. hosts: where workers run; None: on this machine only. prices: a table, sent to
+    the master as prices become due, or a feed that is read periodically. metrics: host and port where the
+    agent serves its metrics. http: HOST:PORT of the embedded master's HTTP port. ps: number of parameter
+    servers on all hosts; number k is called ps_prefix + k. warm: number of preloaded workers.
     """
 
     command: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""Preloaded workers (`elastane run --warm`): processes that have made the script's imports and wait.
+"""Preloaded workers (`elastane run --warm`): processes that have run the script's imports and wait.
 
-Starting Python, torch and the libraries of a script takes seconds, which a replacement of a dead worker
-would spend before it can join. A preloaded one is told which worker it is, and runs the script at once.
+Loading Python, torch and the libraries of a script takes seconds, which delay the replacement of a dead
+worker. A preloaded process gets its worker's identity and runs the script at once.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _LINE_BYTES_MAX: Final = 60_000
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, object] | None:
-    """Return what `elastane.warm_start` has to change in its environment, or None.
+    """Return the changes that `elastane.warm_start` has to make to its environment, or None.
 
-    None: a variable differs that may have had its effect already, as those of Python and OpenMP. Those of
-    Elastane and the one that chooses GPUs are read later.
+    None: a differing variable, such as those of Python and OpenMP, may already have taken effect. Those of
+    Elastane and the one that selects GPUs are read later.
     """
     differing = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     if any(not name.startswith("ELASTANE_") and name != VISIBLE for name in differing):
@@ -37,15 +37,15 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, ob
 
 
 def is_settled(view: JobView, running: Collection[str]) -> bool:
-    """Return True if starting a preloaded worker takes the processors from none that is about to join."""
+    """Return True if starting a preloaded worker would not slow down a worker that is about to join."""
     return view.phase == "running" and bool(running) and view.joined.issuperset(running)
 
 
 class WarmPool:
     """The preloaded workers of an agent; used by its main thread.
 
-    count: number to keep. command: the script and its arguments. on_exit: called from another thread when
-    one ends, with the name that it has here (`exited`), whatever has become of it.
+    count: number to keep. command: the script and its arguments. on_exit: called from another thread when a
+    process ends, with its name in the pool (`exited`), even if it became a worker.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class WarmPool:
         self._started = 0
 
     def fill(self, environment: Mapping[str, str]) -> None:
-        """Start what is missing, with this environment of a worker without a name."""
+        """Start missing processes, with the environment of a worker without a name."""
         while len(self._waiting) < self._count:
             name = f"{PREFIX}{self._started}"
             self._started += 1
@@ -83,7 +83,7 @@ class WarmPool:
         return child
 
     def take(self, worker: str, environment: Mapping[str, str]) -> ChildProcess | None:
-        """Make the oldest preloaded process this worker, and return it; None: there is none that could be."""
+        """Turn the oldest suitable preloaded process into this worker and return it, if there is one."""
         for name, (child, own) in self._waiting.items():
             told = changes(own, environment)
             text = json.dumps(told) + "\n"
@@ -96,9 +96,9 @@ class WarmPool:
         return None
 
     def exited(self, name: str, status: ExitStatus) -> str:
-        """Return the worker that a process was which has ended; "": none, it had waited still.
+        """Return the worker that an ended process had become; "": it was still waiting.
 
-        No other takes the place of one that waited: that one would end, too.
+        A process that ended while waiting is not replaced, because its replacement would end, too.
         """
         if worker := self._taken.pop(name, ""):
             return worker
@@ -109,7 +109,7 @@ class WarmPool:
         return ""
 
     def close(self) -> None:
-        """Kill those that wait."""
+        """Kill the waiting processes."""
         for child, _ in self._waiting.values():
             child.kill_group()
         for child, _ in self._waiting.values():

@@ -76,7 +76,7 @@ def remote_start(
 ) -> Start:
     """Return command and environment to start a process on another host, under its own agent (`agent.node`).
 
-    capacity: of the host, "spot" or "on-demand", or "auto": its metadata service is asked. command: empty: a
+    capacity: of the host, "spot", "on-demand", or "auto" to ask its metadata service. command: empty: a
     worker's. Raises RefusedError if a token would be readable in the command line.
     """
     assert agent.hosts is not None

@@ -5,9 +5,8 @@
     worker ── relay ──┘        checkpoints (on another small disk)
        └ one of them in a network namespace of its own, where the machine allows it
 
-Only `replenish` restarts workers that a fault has killed: they stay dead until then. Workers that end to be
-started anew (those of a pipeline, when its job begins again) are started by `start_anew` while recovery is
-awaited.
+Only `replenish` restarts workers that a fault has killed: they stay dead until then. Workers that exit to be
+restarted (those of a pipeline whose job goes back) are restarted by `start_anew` while recovery is awaited.
 """
 
 from __future__ import annotations
@@ -142,7 +141,7 @@ class ChaosCluster(LocalCluster):
 
     @property
     def asks_anew(self) -> list[str]:
-        """Workers that ended to be started again, as their agent does, and have not been yet."""
+        """Workers that exited in order to be restarted by their agent, and have not been yet."""
         anew = ExitStatus(EXIT_START_ANEW)
         return [name for name in self.workers if self.workers[name].status == anew and name not in self._anew]
 

@@ -1,6 +1,6 @@
 """The job that `elastane chaos --pipeline` trains by default: the model of `job`, in units.
 
-BatchNorm, dropout, augmentation, a scheduler and clipping, as there; no worker need hold all of it.
+It has BatchNorm, dropout, augmentation, a scheduler and clipping, too; no worker has to hold all of it.
 """
 
 from __future__ import annotations

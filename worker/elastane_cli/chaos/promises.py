@@ -1,7 +1,7 @@
 """Conditions that must hold after every fault. Independent of the implementation of the job.
 
 same bits      each worker's trace of every step it applied equals the fixed run's; of a pipeline, by units
-same values    what every committed step has logged is what the fixed run has logged
+same values    every committed step has logged the same values as the fixed run
 nothing lost   entries committed before the fault are still there after it, in the same order
 nothing twice  the audit of the standing history is clean
 monotone       neither the step nor the ring's generation goes back
@@ -151,7 +151,7 @@ class Promises:
 
 
 def _of(fixed: Mapping[str, Any], record: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    """Return what the fixed run has of a part of a record: a worker of a pipeline holds some units."""
+    """Return the fixed run's entries for a part of a record: a pipeline worker holds only some units."""
     if not record.get("partial"):
         return fixed
     return {name: digest for name, digest in fixed.items() if name in record[part]}

@@ -22,7 +22,7 @@ _LEAVE_SECONDS: Final = 60.0
 
 
 class PsChaosCluster(PsCluster):
-    """One with a store server of its own, which can be killed."""
+    """A `PsCluster` with a separate store server that can be killed."""
 
     def __init__(
         self, folder: Path, settings: job_pb2.JobSettings, script: list[str], **options: Any
@@ -79,7 +79,7 @@ def drain_ps(c: PsChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     victim = c.pick(rng, c.serving)
     at = time.monotonic()
     c.drained.add(victim)
-    c.replenish()  # another one comes first, so that its slots have a place to go
+    c.replenish()  # another one joins first, so that its slots can move there
     c.client.drain_ps(c.job, victim, reason="chaos")
 
     def left() -> str:

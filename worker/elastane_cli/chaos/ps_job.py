@@ -1,7 +1,7 @@
-"""The job that `elastane chaos --ps` trains by default: its weights say how often each gradient was applied.
+"""The default job of `elastane chaos --ps`: its weights count how often each gradient was applied.
 
-Every task subtracts 1 from one half of the values in every slot, and a number of its own from the other half.
-So a gradient that is missing and another that is there twice do not cancel out.
+Every task subtracts 1 from one half of the values in every slot, and its own number from the other half, so
+that a missing gradient and a duplicate of another do not cancel out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PRIME: Final = 7919
 
 
 class Counts(nn.Module):
-    """Dense values in blocks of their own, and a table all rows of which each task uses."""
+    """Dense values in separate blocks, and a table of which each task uses all rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def number_of(epoch: int, index: int) -> int:
 
 
 def miscounted(state: Mapping[str, torch.Tensor], done: Iterable[tuple[int, int]]) -> list[str]:
-    """Compare weights with those that the DONE tasks (epoch, index) make, each once; return differences."""
+    """Compare weights with those that result from each DONE task (epoch, index) once; return differences."""
     tasks = list(done)
     expected = torch.tensor([-float(len(tasks)), -float(sum(number_of(*task) for task in tasks))])
     found = []

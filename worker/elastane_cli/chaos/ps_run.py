@@ -2,9 +2,9 @@
 
     run 1: fault, next task DONE, fault ... end, audit ─▶ run 2 ...
 
-There is no fixed run to compare with: the order of pushes is open. What holds in any order is that each slot
-has applied exactly the DONE tasks, and, of the built-in job, that its weights are those of each task once. A
-fault is over once more tasks are DONE than can have been in flight: one was pulled and pushed after it.
+There is no fixed run to compare with, because the order of pushes is not fixed. In any order each slot must
+have applied exactly the DONE tasks and, in the built-in job, weights must contain each task once. A fault is
+over once more tasks are DONE than can have been in flight, so that one was pulled and pushed after it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ PS_SCRIPT: Final = (str(Path(ps_job.__file__)),)
 FIRST_SECONDS: Final = 180.0
 #: Limit of the time without a DONE task after a fault.
 RECOVERY_SECONDS_MAX: Final = 120.0
-#: Share of faults that the next one follows at once.
+#: Share of faults that are followed by the next one at once.
 _BURST: Final = 0.2
 _END_SECONDS: Final = 900.0
-#: A fault comes at a random moment of so long a time.
+#: A fault is injected at a random time within this interval.
 _MOMENT_SECONDS: Final = 0.4
 
 
@@ -79,7 +79,7 @@ class PsChaos:
         )
 
     def settings(self) -> job_pb2.JobSettings:
-        """Return the settings of each run's job: any task is at most twice as stale as there are workers."""
+        """Return the settings of each run's job: staleness is at most twice the number of workers."""
         settings = job_pb2.JobSettings(
             workers_min=1,
             workers_max=2 * self.workers,
@@ -142,7 +142,7 @@ class _State:
     def _inject(self, cluster: PsChaosCluster, number: int) -> None:
         name = self.deck.draw()
         rng = random.Random(f"{self.chaos.seed}/{len(self.injections)}")
-        time.sleep(rng.random() * _MOMENT_SECONDS)  # else always where a task has just become DONE
+        time.sleep(rng.random() * _MOMENT_SECONDS)  # otherwise always just after a task became DONE
         done = cluster.commits()
         with PS_FAULTS[name].act(cluster, rng) as active:
             if active.hold_seconds:
@@ -151,7 +151,7 @@ class _State:
         cluster.replenish()
         recovered: float | None = None
         if rng.random() >= _BURST:
-            # More than were in flight: one was leased and pushed after the fault.
+            # More than were in flight, so one was leased and pushed after the fault.
             enough = cluster.commits() + self.chaos.workers
             what = f"tasks after: {active.detail}"
             recovered = -active.at + cluster.until(
@@ -165,7 +165,7 @@ class _State:
         self.chaos.watcher.note(f"  {len(self.injections)}: {said}")
 
     def _ended(self, cluster: PsChaosCluster, number: int, started: float) -> RunSummary:
-        """Let the run finish, and read every slot, and the weights of the built-in job."""
+        """Let the run finish; read every slot, and the weights of the built-in job."""
         audit = cluster.finish(_END_SECONDS)
         faults = [f"slot {slot.slot}: {fault}" for slot in audit.slots for fault in slot.faults]
         if audit.closing:
@@ -174,7 +174,7 @@ class _State:
         missing = sum(slot.missing for slot in audit.slots)
         surplus = sum(slot.surplus for slot in audit.slots)
         commits = {(one.epoch, one.step) for one in cluster.client.audit_log(cluster.job)}
-        # A master saves no checkpoint, by which weights are read here, of slots that lack DONE tasks.
+        # Weights are read from a checkpoint, which the master does not save while slots lack DONE tasks.
         looks = self.chaos.checks_weights and not faults
         differing = self._miscounted(cluster, commits) if looks else []
         return RunSummary(

@@ -62,8 +62,8 @@ class Chaos:
     folder: for all files. faults: names. minutes: time limit after which no fault is injected and no run
     begins. workers: maximum of the ring. pace_seconds: added to each mini-batch on the elastic side.
     runs_max, deals_max: end earlier, after this many runs or once every fault the machine allows was injected
-    this often. launch: creates processes of workers. with_namespace: see ChaosCluster. stages: of a pipeline,
-    the fewest and the most, 0: as many as pay; shadows: of each of them.
+    this often. launch: creates processes of workers. with_namespace: see ChaosCluster. stages: minimum and
+    maximum of a pipeline, 0: as many as are worthwhile; shadows: of each stage.
     """
 
     folder: Path
@@ -324,7 +324,7 @@ class _State:
         )
 
     def _judged_by(self, active: ActiveFault, name: str) -> ActiveFault:
-        """Return by what a fault is judged: a pipeline may lose the only holder of a unit to it."""
+        """Return the criteria for a fault: a pipeline may lose the only holder of a unit to it."""
         is_survived = self.chaos.shadows > 0 and name in SURVIVED
         if not self.fixed.is_pipeline or is_survived:
             return active
@@ -364,9 +364,9 @@ def _first(
     ended: Callable[[], bool],
     afresh: Callable[[], None],
 ) -> Seen | None:
-    """Wait for recovery, starting workers again that ask for it; None once the time or the job is over.
+    """Wait for recovery, restarting workers that ask for it; None once the time or the job is over.
 
-    afresh: called before all observations are looked at again.
+    afresh: called before all observations are examined again.
     """
     deadline = time.monotonic() + _RECOVERY_SECONDS_MAX
     while True:

@@ -50,7 +50,7 @@ class AgentOptions:
         _agent(
             "--ps",
             "COUNT",
-            "Of a script with prepare_ps: number of parameter servers, on this machine or spread over the "
+            "For scripts with prepare_ps: number of parameter servers, on this machine or spread over the "
             "--hosts. They are restarted as workers are, and leave once no worker needs them.",
             min=0,
             max=PS_MAX,

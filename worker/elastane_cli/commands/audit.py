@@ -49,7 +49,7 @@ def audit(
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that every sample of every epoch counts exactly once in the history that stands.
+    """Check that every sample of every epoch counts exactly once in the job's history.
 
     Exits with 1 on a violation. Examples: elastane audit; elastane audit train --samples 50000
     """

@@ -89,7 +89,7 @@ COMMANDS: Final = {
     "plan": Entry(
         "plan",
         "Look",
-        "Show which numbers of workers pay for a running job; with --profile, plan a pipeline before a run.",
+        "Show which numbers of workers are worthwhile for a running job; with --profile, plan a pipeline.",
     ),
     "cost": Entry(
         "cost",
@@ -175,7 +175,7 @@ COMMANDS: Final = {
     "audit": Entry(
         "audit",
         "Look",
-        "Check that every sample of every epoch counts exactly once in the history that stands.",
+        "Check that every sample of every epoch counts exactly once in the job's history.",
     ),
     "ps": Entry(
         "ps",

@@ -156,7 +156,7 @@ def prices_line(cost: job_pb2.Cost) -> str:
 
 
 def stale_prices(cost: job_pb2.Cost, now: float) -> str:
-    """Say which prices have expired at `now`, in seconds since the epoch; "": none."""
+    """Describe the prices that have expired at `now`, in seconds since the epoch; "": none."""
     named = [(device.device_type, device.expires) for device in cost.devices if device.HasField("expires")]
     if cost.HasField("expires"):
         named.insert(0, ("all device types", cost.expires))

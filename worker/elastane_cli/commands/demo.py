@@ -128,7 +128,7 @@ def _show_service(out: Console, keep: Path | None, json_file: Path | None, *, es
 
 
 def print_lines(out: Console, found: Found) -> None:
-    """Print what was promised and whether it was kept."""
+    """Print each promise and whether it was kept."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -172,7 +172,7 @@ def drill(
 
 
 def print_deaths(deaths: Sequence[PsDeath], seed: str, *, as_json: bool) -> None:
-    """Print what the death of a parameter server has cost without copies, and with."""
+    """Print the cost of a parameter server's death without and with backups."""
     from dataclasses import asdict
 
     from rich.table import Table

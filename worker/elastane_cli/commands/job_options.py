@@ -40,10 +40,10 @@ PipelineOption = Annotated[
     run_option(
         "--pipeline",
         "MIN:MAX",
-        "Of a script with prepare_pipeline: minimum and maximum number of stages, or one number for both. "
-        "There are fewer than MIN only where there are fewer workers or units.",
+        "For scripts with prepare_pipeline: minimum and maximum number of stages, or one number for both. "
+        "There are fewer than MIN only if there are fewer workers or units.",
         _PANELS["job"],
-        show_default="as many as pay",
+        show_default="as many as are worthwhile",
     ),
 ]
 
@@ -63,7 +63,7 @@ def _parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
 
 
 def _scaling(text: str) -> str:
-    """Return a mode of scaling as it is sent. A time without a zone is one of this machine."""
+    """Return a scaling mode in the form of a request. A time without a zone is in this machine's zone."""
     try:
         return as_sent(text, time.time(), lambda moment: moment.astimezone())
     except InvalidSettings as error:
@@ -74,7 +74,7 @@ def _mode(text: str) -> str:
     return _scaling(text) or OFF if text else ""
 
 
-#: As a mode is sent to a running job: "off" ends what it has, "" leaves it.
+#: The mode for a running job: "off" ends scaling, "" leaves it unchanged.
 scaling_mode: Final = _parsed(_mode)
 
 
@@ -114,9 +114,9 @@ def job_parameters() -> list[inspect.Parameter]:
 
 
 def job_settings(values: Mapping[str, Any]) -> JobSettings | None:
-    """Return the settings from the values of `job_parameters`; None without ests: a job is to be joined.
+    """Return the settings from the values of `job_parameters`; None without ests, to join a job.
 
-    Raises BadParameter for limits of workers that no job can have.
+    Raises BadParameter for impossible limits of workers.
     """
     given: dict[str, Any] = {}
     for name, value in values.items():
@@ -136,7 +136,7 @@ def job_settings(values: Mapping[str, Any]) -> JobSettings | None:
 
 
 def settings_message(settings: JobSettings) -> job_pb2.JobSettings:
-    """Return the settings as they are sent to a master."""
+    """Return the settings as a message to the master."""
     from elastane_proto import message_codec
     from elastane_proto.v1 import job_pb2
 
@@ -195,6 +195,6 @@ ShadowOption = Annotated[
 
 
 def pipeline_arguments(pipeline: str | None, shadow: int) -> list[str]:
-    """Return --pipeline and --shadow as they were given, for the command that repeats a rehearsal."""
+    """Return --pipeline and --shadow as given, for the command that repeats a rehearsal."""
     stages = ["--pipeline", pipeline] if pipeline is not None else []
     return [*stages, *(["--shadow", str(shadow)] if shadow else [])]

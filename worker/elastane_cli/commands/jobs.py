@@ -227,7 +227,7 @@ def _job_table(found: Iterable[job_pb2.Job]) -> Table:
 
 
 def damage_lines(damages: Iterable[job_pb2.Damage]) -> list[str]:
-    """Describe what is missing of a damaged job, one line for each gap."""
+    """Describe the missing parts of a damaged job, one line for each gap."""
     return [
         f"{damage.key}{f' from number {damage.sequence}' if damage.sequence else ''}: {harmless(damage.lost)}"
         for damage in damages

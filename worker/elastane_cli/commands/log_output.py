@@ -1,4 +1,4 @@
-"""Output of a rank as a command prints it: as it is, or made harmless for a terminal."""
+"""Prints the output of a rank: unchanged, or with terminal control characters removed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _READ_BYTES_MAX: Final = 16 * 1024 * 1024
 class LogOutput:
     """Writes pieces of a log to a text stream, or as bytes to the buffer below it.
 
-    clean: replace invalid UTF-8 and control characters, also where a character is cut between two pieces; a
-    carriage return begins a new line, so that nothing that was printed is overwritten.
+    clean: replace invalid UTF-8 and control characters, also if a character is split between two pieces; a
+    carriage return begins a new line, so that printed text is not overwritten.
     """
 
     def __init__(self, stream: TextIO, *, clean: bool) -> None:
@@ -40,7 +40,7 @@ class LogOutput:
         self._stream.flush()
 
     def end(self) -> None:
-        """Write what is left of a character that was cut off."""
+        """Write the rest of an incomplete character."""
         if self._decoder is not None:
             self._stream.write(harmless(self._decoder.decode(b"", final=True)))
             self._stream.flush()
@@ -48,7 +48,7 @@ class LogOutput:
 
 
 def print_log(pieces: Iterable[training_pb2.TrainingServiceStreamLogsResponse], output: LogOutput) -> None:
-    """Print pieces of a log as they come; on stderr, say where bytes are missing."""
+    """Print pieces of a log as they arrive; report missing bytes on stderr."""
     for piece in pieces:
         if piece.dropped_bytes:
             typer.echo(f"[{piece.dropped_bytes} bytes were dropped here: the log was too large]", err=True)
@@ -59,10 +59,10 @@ def print_log(pieces: Iterable[training_pb2.TrainingServiceStreamLogsResponse], 
 def last_lines(
     read: Callable[[int], Iterable[training_pb2.TrainingServiceStreamLogsResponse]], lines: int
 ) -> tuple[bytes, int]:
-    """Return the last lines of a log, and the offset behind them.
+    """Return the last lines of a log, and the offset after them.
 
-    read: reads the log from an offset to its end; a negative offset counts from the end. Of lines that are
-    megabytes long, only the last 16 MiB are returned.
+    read: reads the log from an offset to its end; a negative offset counts from the end. At most the last 16
+    MiB are returned, even of very long lines.
     """
     size = _READ_BYTES
     while True:

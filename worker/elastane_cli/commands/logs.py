@@ -103,7 +103,7 @@ def logs(
 
 
 def _attempt(training: TrainingClient, run_id: int, attempt: int | None, *, follow: bool) -> int | None:
-    """Return the attempt to read: that number, or the newest; None if none has begun, which stderr then says.
+    """Return the attempt to read: this one, or the newest; None, with a message on stderr, if none has begun.
 
     follow: wait until it has begun, or the run is over without it.
     """
@@ -114,7 +114,7 @@ def _attempt(training: TrainingClient, run_id: int, attempt: int | None, *, foll
         if run.attempt >= (attempt or 1) and not (follow and attempt is None and is_waiting(run)):
             return attempt or run.attempt
         if run.attempt >= 1 and is_over(run):
-            return attempt or run.attempt  # that attempt never was: the master says so
+            return attempt or run.attempt  # that attempt never existed: the master reports it
         line = change_line(run)
         if line != said:
             typer.echo(line, err=True)

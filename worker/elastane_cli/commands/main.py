@@ -9,7 +9,6 @@ Exit codes: 0 ok, 1 failure, 2 bad usage, 3 not found or refused, 4 master unrea
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import sys
@@ -140,7 +139,7 @@ def _leave_out_markdown() -> None:
         sys.modules[name] = ModuleType(name)
         setattr(sys.modules[name], kind, type(kind, (), {}))
     with suppress(ImportError):  # a Typer that needs more of them imports them itself
-        importlib.import_module("typer.rich_utils")
+        import typer.rich_utils  # noqa: F401
     for name in left_out:
         del sys.modules[name]
 

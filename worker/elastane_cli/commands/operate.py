@@ -176,8 +176,8 @@ def _scale_to(arguments: list[str], dry_run: bool, master: str, timeout: float, 
     job, limits_text = _job_and(arguments, "MIN:MAX")
     low, high = worker_limits(limits_text, "MIN:MAX")
     with connect(master, timeout) as client:
-        # One number is the maximum. The minimum is kept, or the job would stop when it could go on with
-        # fewer.
+        # One number is the maximum. The minimum is kept, or the job would stop although fewer workers
+        # suffice.
         changed = client.scale_job(client.only_job(job), low if ":" in limits_text else 0, high)
     settings = changed.settings
     by_itself = ", of which the master chooses" if settings.scaling else ""

@@ -1,4 +1,4 @@
-"""Commands with groups of options: each group is one argument of the function behind the command."""
+"""Groups of command options, each passed as one argument to the command's function."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class OptionGroup:
-    """Options that are gathered into one argument.
+    """Options that are combined into one argument.
 
-    parameters: as typer reads them. gather: makes the argument of their values, by name.
+    parameters: as typer reads them. gather: builds the argument from their values, by name.
     """
 
     parameters: list[inspect.Parameter]
@@ -22,7 +22,7 @@ class OptionGroup:
 
 
 def group_of(options: type) -> OptionGroup:
-    """Return the group of a dataclass whose fields are annotated with typer's options."""
+    """Return the option group for a dataclass whose fields are annotated with typer's options."""
     hints = typing.get_type_hints(options, include_extras=True)
     parameters = [
         inspect.Parameter(

@@ -36,7 +36,7 @@ JOBS_ASKED_MAX: Final = 50
 
 
 _PIPELINE = "Plan a pipeline from a profile, without a master"
-#: Options that say nothing without another.
+#: Options that have no effect without another one.
 _NEEDS: Final = {
     "--bandwidth": "--devices",
     "--memory": "--devices",
@@ -78,15 +78,17 @@ def plan(
     profile: Annotated[
         Path | None,
         _file(
-            "--profile", "The model's units, of `elastane profile`; or a graph.txt of PipeDream.", reads=True
+            "--profile",
+            "The model's units, from `elastane profile`; or a graph.txt of PipeDream.",
+            reads=True,
         ),
     ] = None,
-    devices: Annotated[int | None, _number("--devices", "N", "So many equal devices.", least=1)] = None,
+    devices: Annotated[int | None, _number("--devices", "N", "Number of equal devices.", least=1)] = None,
     bandwidth: Annotated[
         str,
         typer.Option(
             "--bandwidth",
-            help="With --devices: of every link, in each direction, per second.",
+            help="With --devices: bandwidth of every link, in each direction, per second.",
             metavar="BYTES",
             rich_help_panel=_PIPELINE,
         ),
@@ -95,7 +97,7 @@ def plan(
         str,
         typer.Option(
             "--memory",
-            help="With --devices: what a plan may use of each.",
+            help="With --devices: memory of each that a plan may use.",
             metavar="BYTES",
             show_default="no limit",
             rich_help_panel=_PIPELINE,
@@ -107,13 +109,15 @@ def plan(
     ] = None,
     micro_batches: Annotated[
         int | None,
-        _number("--micro-batches", "M", "Of a step: the job's logical workers N. Needed.", least=1),
+        _number(
+            "--micro-batches", "M", "Micro-batches of a step: the job's logical workers N. Required.", least=1
+        ),
     ] = None,
     stages: Annotated[
         str,
         typer.Option(
             "--stages",
-            help="Least and most stages, or one number.",
+            help="Minimum and maximum number of stages, or one number.",
             metavar="MIN:MAX",
             show_default="any",
             rich_help_panel=_PIPELINE,
@@ -126,7 +130,7 @@ def plan(
         Path | None,
         _file(
             "--keep",
-            "The plan that runs, as --json printed it: another has to be worth the move.",
+            "The current plan, as printed by --json: another has to be worth the move.",
             reads=True,
         ),
     ] = None,
@@ -135,7 +139,7 @@ def plan(
     ] = 1000,
     units_max: Annotated[
         int | None,
-        _number("--units-max", "N", "Put neighbouring units together, until there are so few.", least=1),
+        _number("--units-max", "N", "Merge neighbouring units until at most N are left.", least=1),
     ] = None,
     budget: Annotated[
         float,
@@ -180,7 +184,7 @@ def plan(
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which numbers of workers pay for a running job; with --profile, plan a pipeline before a run.
+    """Show which numbers of workers are worthwhile for a running job; with --profile, plan a pipeline.
 
     Of a running job, by what its workers have measured: step time, time left and cost of each number. A step
     lasts as long as the worker with the most logical workers needs, so only some numbers are faster than the
@@ -261,7 +265,7 @@ def plan(
 
 
 def _write_cluster(found: job_pb2.Job, path: Path) -> str:
-    """Write a pipeline's workers and links as a cluster; returns what was written, in words."""
+    """Write a pipeline's workers and links as a cluster file; returns a description."""
     from elastane_cli.commands.plan_pipeline import write_file
     from elastane_cli.views.stages import cluster_of
 
@@ -276,7 +280,7 @@ def _write_cluster(found: job_pb2.Job, path: Path) -> str:
 
 
 def _given(context: typer.Context) -> set[str]:
-    """Return which options of pipelines the command line has."""
+    """Return the pipeline options on the command line."""
     return {
         parameter.opts[0]
         for parameter in context.command.params
@@ -294,9 +298,9 @@ def _is_bound(found: job_pb2.Job) -> bool:
 
 
 def _others(client: MasterClient, found: job_pb2.Job, made: JobPlan) -> list[Other]:
-    """Return the device types of the training service's runners, with this job's speed there; [] without one.
+    """Return the device types of runners, with this job's speed there; [] without a training service.
 
-    What other jobs have measured tells how fast a type is beside the job's own one.
+    Measurements of other jobs give the speed of a type relative to the job's own one.
     """
     from elastane_cli.views.plans import others_of
     from elastane_common.errors import ElastaneError
@@ -306,7 +310,7 @@ def _others(client: MasterClient, found: job_pb2.Job, made: JobPlan) -> list[Oth
         return []
     try:
         runners = TrainingClient(client).get_service().runners
-    except ElastaneError:  # a master of before, or a token that is not for it
+    except ElastaneError:  # an older master, or a token without this right
         return []
     names = {runner.device_type for runner in runners if runner.attends}
     if not names - {made.device.device_type}:
@@ -314,7 +318,7 @@ def _others(client: MasterClient, found: job_pb2.Job, made: JobPlan) -> list[Oth
     measured = []
     for job in itertools.islice(client.iter_jobs(), JOBS_ASKED_MAX):
         if job.name != found.name and job.workers:
-            with contextlib.suppress(ElastaneError):  # it has just been deleted
+            with contextlib.suppress(ElastaneError):  # deleted just now
                 measured.append(
                     list(client.worker_figures(job.name, [one.worker_id for one in job.workers]).values())
                 )

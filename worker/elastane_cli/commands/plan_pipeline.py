@@ -28,7 +28,7 @@ _RATES: Final = {
     **{unit + "B": 1000**n for n, unit in enumerate("KMGT", 1)},
     **{unit + "iB": 1024**n for n, unit in enumerate("KMGT", 1)},
 }
-#: Codes of the planner for what a person typed or wrote into a file.
+#: Planner error codes caused by options or input files.
 _USAGE: Final = ("invalid_profile", "invalid_cluster", "invalid_plan", "invalid_request")
 
 
@@ -44,7 +44,7 @@ class PlanningError(ElastaneError):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRequest:
-    """What `elastane plan --profile` was given."""
+    """The options of `elastane plan --profile`."""
 
     profile: Path
     devices: int | None
@@ -66,7 +66,7 @@ class PipelineRequest:
 
 
 def plan_pipeline(request: PipelineRequest, *, as_json: bool) -> None:
-    """Plan, print, and write what was asked for. Exits 2 for bad input, 1 if there is no plan."""
+    """Plan, print, and write the requested files. Exits with 2 for bad input, 1 if there is no plan."""
     from elastane_planner.errors import PlanError
 
     for path in (request.gantt, request.csv):
@@ -137,7 +137,7 @@ def _schedule(path: Path | None, profile: Profile, cluster: Cluster, micro_batch
 
 
 def _read_profile(path: Path, units_max: int | None) -> Profile:
-    """Read a profile or a graph of PipeDream."""
+    """Read a profile, or a graph of PipeDream."""
     from elastane_planner.errors import InvalidProfile
     from elastane_planner.pipedream import coalesced, looks_like_graph, read_graph
     from elastane_planner.profile import Profile
@@ -152,7 +152,7 @@ def _read_profile(path: Path, units_max: int | None) -> Profile:
 
 
 def _cluster(request: PipelineRequest) -> Cluster:
-    """Read the cluster, or make one of equal devices."""
+    """Read the cluster, or create one of equal devices."""
     from elastane_planner.cluster import Cluster, Device
 
     if (request.devices is None) == (request.cluster is None):
@@ -161,7 +161,7 @@ def _cluster(request: PipelineRequest) -> Cluster:
         return Cluster.from_json(_read(request.cluster, "--cluster"))
     assert request.devices is not None
     memory = size_bytes(request.memory, "--memory") if request.memory else None
-    width = len(str(request.devices - 1))  # so that the order of the names is that of the numbers
+    width = len(str(request.devices - 1))  # so that names sort like their numbers
     return Cluster.uniform(
         [Device(f"device{index:0{width}}", memory_bytes=memory) for index in range(request.devices)],
         _rate(request.bandwidth, "--bandwidth"),
@@ -169,9 +169,9 @@ def _cluster(request: PipelineRequest) -> Cluster:
 
 
 def _kept(path: Path, cluster: Cluster, units: int) -> tuple[Plan, tuple[str, ...]]:
-    """Read the plan that runs, as `--json` prints it, on the devices that there are still.
+    """Read the current plan, as printed by `--json`, restricted to existing devices.
 
-    A stage without any of its devices makes a plan that cannot go on; make_plan says so.
+    If a stage has lost all its devices, make_plan reports that the plan cannot continue.
     """
     from elastane_planner.errors import InvalidPlan
     from elastane_planner.plan import Plan, Stage

@@ -1,6 +1,6 @@
-"""`elastane ps`: the parameter servers of a job, and what operators do with them.
+"""`elastane ps`: shows the parameter servers of a job, and operates them.
 
-The first argument is a job unless it names one of the actions; a job of such a name is given to `show`.
+The first argument is a job unless it names an action; use `show` for a job with such a name.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _RUNS_SHOWN: Final = 10
 
 
 class _Actions(TyperGroup):
-    """Takes a first argument that names no action as the job to show."""
+    """Treats a first argument that names no action as the job to show."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):

@@ -1,4 +1,4 @@
-"""What `elastane verify --ps` prints."""
+"""Output of `elastane verify --ps`."""
 
 from __future__ import annotations
 

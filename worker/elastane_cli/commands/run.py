@@ -131,7 +131,7 @@ def _check_addresses(agent: AgentOptions) -> None:
 
 
 def _check_on_demand(agent: AgentOptions, settings: JobSettings) -> None:
-    """Check that somebody could start on-demand workers, if the job may ask for them. Raises BadParameter."""
+    """Check that on-demand workers can be started, if the job may request them. Raises BadParameter."""
     is_alone = not agent.master and not agent.listen and agent.hosts is None
     if settings.on_demand_workers and is_alone and agent.capacity != "on-demand":
         raise typer.BadParameter(
@@ -153,7 +153,7 @@ def _check_slots_are_kept(agent: AgentOptions, settings: JobSettings) -> None:
 
 
 def _say_what_has_no_price(agent: AgentOptions, settings: JobSettings) -> None:
-    """Warn of a budget that nothing is charged to."""
+    """Warn about a budget without prices."""
     is_priced = settings.spot_price_micros or settings.on_demand_price_micros
     if settings.scaling.startswith("budget=") and not (is_priced or agent.prices or agent.price_table):
         typer.echo(
@@ -217,7 +217,7 @@ def _agent_settings(
 
 
 def _prices(agent: AgentOptions) -> PriceTable | PriceFeedSettings | None:
-    """Return where the prices come from. Raises BadParameter and PriceTableError."""
+    """Return the source of prices. Raises BadParameter and PriceTableError."""
     from elastane_agent.supervisor.price_feed import PriceFeedSettings, prices_at
 
     if agent.prices and agent.price_table is not None:
@@ -232,7 +232,7 @@ def _prices(agent: AgentOptions) -> PriceTable | PriceFeedSettings | None:
 
 
 def _listen_address(listen: str) -> str:
-    """Return HOST:PORT of the embedded master. Raises BadParameter if others cannot connect to it by that."""
+    """Return HOST:PORT of the embedded master. Raises BadParameter if others cannot connect to it."""
     if not listen:
         return "127.0.0.1:0"
     host, separator, port = listen.rpartition(":")
@@ -281,8 +281,8 @@ def _require_joinable(context: typer.Context, *, master: str, job: str | None) -
 def worker_prefix() -> str:
     """Return a prefix that makes the worker ids of this agent unique among all agents of one master.
 
-    It is random, since a process id is no help: in containers it is 1, and with the host's network all of
-    them have the same host name.
+    It is random, because process ids are not unique: they are 1 in containers, which share the host name if
+    they use the host's network.
     """
     import secrets
 

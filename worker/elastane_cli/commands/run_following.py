@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from elastane_common.training_client import TrainingClient
     from elastane_proto.v1 import training_pb2
 
-#: How long the end of the log is waited for when the run is over.
+#: Time limit of the wait for the end of the log when the run is over.
 LOG_END_SECONDS: Final = 30.0
 
 
 class RunFollower:
     """Follows a run. show: called with it at each change. output: of rank 0's log; None: without the log.
 
-    The log is read by a thread of its own: a terminal that takes no output must not delay what is noticed of
-    the run, nor the reaction to Ctrl-C.
+    A separate thread reads the log: a terminal that accepts no output must not delay the reaction to changes
+    of the run or to Ctrl-C.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RunFollower:
         return last
 
     def _read_logs(self, attempt: int) -> None:
-        """Have the logs of all attempts up to this one read, in order."""
+        """Start reading the logs of all attempts up to this one, in order."""
         if self._output is None:
             return
         if self._thread is None:
@@ -76,7 +76,7 @@ class RunFollower:
                     self._training.stream_logs(self._run_id, attempt=attempt, follow=True), self._output
                 )
             except BrokenPipeError:
-                return  # nobody reads the log; the run is followed all the same
+                return  # the log cannot be written; the run is still followed
             except ElastaneError as error:
                 typer.echo(f"no log of attempt {attempt}: {error}", err=True)
 

@@ -1,4 +1,4 @@
-"""Tells runs of the training service from jobs by the form of their names."""
+"""Distinguishes runs of the training service from jobs by the form of their names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JobOrRunArgument = Annotated[
 def parse_name(text: str) -> int | str:
     """Return the run's number for "17" or "run-17", else the job's name; "job/17" is the job "17".
 
-    Raises ValueError for a number that no run can have.
+    Raises ValueError for an impossible run number.
     """
     if text.startswith(_JOB_PREFIX):
         return text.removeprefix(_JOB_PREFIX)

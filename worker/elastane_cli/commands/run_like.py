@@ -1,4 +1,4 @@
-"""The spec of the run that another is to be like: that of its record, which fixes what decided the bits."""
+"""Builds a spec that reproduces a run, from its record, which has everything that affects the bits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def spec_like(training: TrainingClient, run_id: int) -> training_pb2.RunSpec:
-    """Return the spec that makes the bits of a run again, without owner and priority.
+    """Return a spec that reproduces the bits of a run, without owner and priority.
 
-    A run that the master has forgotten is known by its record. One without a record, which is not over or
-    whose folder cannot be read here, has its spec as it was submitted; a line on stderr says so. Raises
+    The record also works for a run that the master no longer keeps. Without a record (the run is not over, or
+    its folder cannot be read here) the submitted spec is used, with a message on stderr. Raises
     RequestRefusedError.
     """
     from elastane_common import layout
@@ -31,7 +31,7 @@ def spec_like(training: TrainingClient, run_id: int) -> training_pb2.RunSpec:
             raise
         return _recorded_spec(record)
     record = _record(run.artifact_url) if run.artifact_url else None
-    # Of an emptied store runs are numbered anew, and their folders may have records of earlier ones.
+    # An emptied store numbers runs from the beginning, so their folders may have records of earlier runs.
     if record is not None and record.created_at == run.created.ToNanoseconds() / 1e9:
         return _recorded_spec(record)
     typer.echo(f"run {run_id} has no record: it is taken as it was submitted", err=True)
@@ -41,7 +41,7 @@ def spec_like(training: TrainingClient, run_id: int) -> training_pb2.RunSpec:
 
 
 def _record(url: str) -> RunRecord | None:
-    """Return the record in the folder of a run; None if there is none that can be read."""
+    """Return the record in the folder of a run; None if there is none or it cannot be read."""
     from elastane_common.artifacts import ArtifactError, read_record
     from elastane_common.run_record import RunRecordError
 

@@ -1,7 +1,7 @@
-"""The spec that `elastane submit` sends, from options and from the run that it is like.
+"""Builds the spec that `elastane submit` sends, from its options and, with --like, another run.
 
-The options are parsed before anything is sent; every error is a BadParameter. What only the master knows
-(reserved names, limits, rights) it refuses itself.
+The options are parsed before anything is sent; every error is a BadParameter. The master checks what only it
+knows (reserved names, limits, rights).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from elastane_scheduler.errors import InvalidSettings
 if TYPE_CHECKING:
     from elastane_proto.v1 import training_pb2
 
-#: Of one command: more are likely a slip.
+#: Limit of runs of one command: more are probably a mistake.
 SWEEP_RUNS_MAX: Final = 1000
 #: A hundred years; protobuf's durations end at ten thousand.
 _SECONDS_MAX: Final = 100 * 365 * 86400.0
@@ -57,7 +57,7 @@ class Plan:
     """A submission whose options are checked. Empty fields were not given.
 
     folder: to be packed and sent. script: its path below the folder, or in the git repository. arguments: of
-    the script; in an image alone the whole command. like: run to take the spec of.
+    the script; for an image without script, the whole command. like: run to copy the spec from.
     """
 
     options: SubmitOptions
@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def changes_code(self) -> bool:
-        """Whether the options name code, so that it is not that of the run it is like."""
+        """True if the options name code, which then replaces that of the run given by --like."""
         return bool(self.folder or self.git or self.options.algorithm or self.options.image)
 
 
@@ -125,7 +125,7 @@ def spec_of(
 ) -> training_pb2.RunSpec:
     """Return the spec that is sent.
 
-    base: of the run that it is like (`run_like`). archive_sha256: of the packed folder.
+    base: from `run_like`, with --like. archive_sha256: of the packed folder.
     """
     from elastane_proto.v1 import training_pb2
 
@@ -186,7 +186,7 @@ def combinations(sweeps: Sequence[str]) -> list[dict[str, str]]:
 
 
 def listed(path: Path) -> list[dict[str, str]]:
-    """Return the parameters of each run of a file with an object of JSON a line. Raises BadParameter."""
+    """Return the parameters of each run from a file with one JSON object per line. Raises BadParameter."""
     found: list[dict[str, str]] = []
     try:
         for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
@@ -202,13 +202,13 @@ def listed(path: Path) -> list[dict[str, str]]:
 
 
 def _set_job(spec: training_pb2.RunSpec, options: SubmitOptions) -> None:
-    """Set what decides the result of an elastic run beside its number of instances."""
+    """Set the options that affect the result of an elastic run, besides its number of instances."""
     from elastane_proto.v1 import job_pb2
 
     if options.framework not in (None, "elastane"):
         spec.ClearField("job")
     if not spec.HasField("job") and any(getattr(options, name) is not None for name in _OF_THE_JOB):
-        spec.job.audit_samples = True  # as of a run that says nothing of its job
+        spec.job.audit_samples = True  # like a run without job settings
     if options.seed is not None:
         spec.job.seed = options.seed
     if options.threads is not None:
@@ -235,7 +235,7 @@ def _set_job(spec: training_pb2.RunSpec, options: SubmitOptions) -> None:
 
 
 def _scaling(text: str) -> str:
-    """Return a mode of scaling as it is sent; a deadline without a zone is in that of this machine."""
+    """Return a scaling mode in the form of a request; a deadline without a zone is in this machine's zone."""
     try:
         return as_sent(text, time.time(), lambda moment: moment.astimezone())
     except InvalidSettings as error:
@@ -259,7 +259,7 @@ def _set_code(spec: training_pb2.RunSpec, plan: Plan, archive_sha256: str) -> No
 
 
 def _set_command(spec: training_pb2.RunSpec, plan: Plan) -> None:
-    """Set what an instance executes: of an elastic run the script, else a program."""
+    """Set the command of an instance: the script of an elastic run, else a program."""
     from elastane_proto.v1 import training_pb2
 
     elastic = spec.framework in (training_pb2.FRAMEWORK_UNSPECIFIED, training_pb2.FRAMEWORK_ELASTANE)
@@ -397,7 +397,7 @@ def _secret_fault(source: str) -> str:
 
 
 def _parameter_file(path: Path | None) -> dict[str, str]:
-    """Read parameters of a JSON or TOML file: one object of texts, numbers and booleans."""
+    """Read parameters from a JSON or TOML file: one object of texts, numbers and booleans."""
     if path is None:
         return {}
 

@@ -46,7 +46,7 @@ HELP = "\n\n".join(
     )
 )
 
-#: Label that says how a runner's machines are billed, and its values.
+#: Label for the billing class of a runner's machines, and its values.
 CAPACITY_LABEL = "capacity"
 CAPACITIES = ("spot", "on-demand")
 
@@ -64,33 +64,31 @@ def _runner(
         runner_option("--slots", "N", "Instances of one slot that run here at a time.", min=0, max=65536),
     ] = 1,
     folder: Annotated[
-        Path, runner_option("--folder", "DIR", "Of everything that the runner keeps, on a local disk.")
+        Path, runner_option("--folder", "DIR", "Folder for all files of the runner, on a local disk.")
     ] = Path("elastane-runner"),
     name: Annotated[
         str,
-        runner_option(
-            "--name", "ID", "Names the runner to the master; keep it over restarts.", show_default="host name"
-        ),
+        runner_option("--name", "ID", "Name of the runner; keep it over restarts.", show_default="host name"),
     ] = "",
     host: Annotated[
         str,
         runner_option(
             "--host",
             "HOST",
-            "Under which processes of a run on other runners reach those here.",
+            "Address at which processes on other runners reach processes on this one.",
             show_default="this machine's address towards the master",
         ),
     ] = "",
     kind: Annotated[
-        Literal["process", "container", "kubernetes"], runner_option("--kind", None, "What instances are.")
+        Literal["process", "container", "kubernetes"], runner_option("--kind", None, "How instances are run.")
     ] = "process",
     label: Annotated[
         list[str] | None,
         runner_option(
             "--label",
             "KEY=VALUE",
-            "By which runs choose runners; may be repeated. capacity=spot or capacity=on-demand says how its "
-            "machines are billed.",
+            "Label by which runs choose runners; may be repeated. capacity=spot or capacity=on-demand says "
+            "how the machines are billed.",
         ),
     ] = None,
     device_type: Annotated[
@@ -98,13 +96,13 @@ def _runner(
         runner_option(
             "--device-type",
             "NAME",
-            "What its slots compute on, for scheduling policies; workers name it the same.",
+            "Device type of its slots, for scheduling policies; its workers report the same.",
             show_default="the model of this machine's GPUs, else of its processor; of pods cpu",
         ),
     ] = "",
     algorithms: Annotated[
         Path | None,
-        runner_option("--algorithms", "FILE", "TOML file of the training code that is installed here."),
+        runner_option("--algorithms", "FILE", "TOML file that lists the training code installed here."),
     ] = None,
     secrets: Annotated[
         Path | None, runner_option("--secrets", "DIR", "Folder of the files that runs may name as secrets.")
@@ -112,7 +110,7 @@ def _runner(
     on_stop: Annotated[
         Literal["keep", "stop"],
         runner_option(
-            "--on-stop", None, "What becomes of running processes when the runner is asked to end."
+            "--on-stop", None, "What to do with running processes when the runner is asked to end."
         ),
     ] = "keep",
 ) -> None:
@@ -178,7 +176,7 @@ async def _serve(settings: RunnerSettings, make_engine: Callable[[], Engine], *,
     loop = asyncio.get_running_loop()
 
     def leave(number: signal.Signals) -> None:
-        if leaving:  # what is being stored is stored by the next runner
+        if leaving:  # the next runner completes uploads
             os._exit(128 + number)
         else:
             leaving.append(asyncio.create_task(serving.leave(f"ended by {number.name}", stops=stops)))
@@ -259,7 +257,7 @@ def _pod_engine(settings: RunnerSettings, options: PodOptions, choices: PodChoic
 
 
 def _gpus() -> tuple[str, ...] | None:
-    """Return the GPUs to give to ranks; None if there is nothing to choose from."""
+    """Return the GPUs to assign to ranks; None if there is no choice."""
     from elastane_common.gpus import VISIBLE, visible_gpus
 
     found = tuple(visible_gpus(os.environ))
@@ -273,7 +271,7 @@ def _pod_host(runner_id: str, namespace: str) -> Callable[[Unit, int], str]:
 
 
 def _asking(masters: str) -> AskRun:
-    """Return a function that asks the master for a run, and for what its job says if that is allowed."""
+    """Return a function that requests a run from the master, and its job's facts if permitted."""
     from elastane_common.client import MasterClient
     from elastane_common.client_errors import RequestRefusedError
     from elastane_common.record_writing import RunFacts
@@ -298,7 +296,7 @@ def _asking(masters: str) -> AskRun:
 
 
 def _registry(folder: Path) -> Outbox | None:
-    """Return the outbox of entries for MLflow, which are sent from now on; None if there is no MLflow."""
+    """Start sending entries to MLflow, and return their outbox; None without MLflow."""
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         return None
     from elastane_common.model_registry import MlflowRegistry
@@ -310,7 +308,7 @@ def _registry(folder: Path) -> Outbox | None:
 
 
 def rank_environ(environ: Any) -> dict[str, str]:
-    """Return the variables of which ranks get a few: programs beside this Python come first on the PATH."""
+    """Return the base environment of ranks, with this Python's folder first on the PATH."""
     own = str(Path(sys.executable).parent)
     return {**environ, "PATH": os.pathsep.join([own, environ.get("PATH", os.defpath)])}
 

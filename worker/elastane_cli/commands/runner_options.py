@@ -1,4 +1,4 @@
-"""Options of `elastane runner` that say how its containers and pods are confined."""
+"""Options of `elastane runner` for its containers and pods."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ContainerChoices:
         _shared_option(
             "--image",
             "IMAGE",
-            "Of runs that name none, and whose algorithm has none; required. Containers pull none.",
+            "Image of runs that name none, and whose algorithm has none; required. Not pulled by containers.",
         ),
     ] = None
     container_engine: Annotated[
@@ -66,13 +66,13 @@ class ContainerChoices:
     ] = ""
     cpus: Annotated[
         float | None,
-        _shared_option("--cpus", "N", "Processors of each slot, may be a fraction.", show_default="no limit"),
+        _shared_option("--cpus", "N", "Processors of each slot; may be a fraction.", show_default="no limit"),
     ] = None
-    shared_memory: Annotated[str, _shared_option("--shared-memory", "SIZE", "Of /dev/shm in each rank.")] = (
-        "1G"
-    )
+    shared_memory: Annotated[
+        str, _shared_option("--shared-memory", "SIZE", "Size of /dev/shm in each rank.")
+    ] = "1G"
     temporary: Annotated[
-        str, _shared_option("--temporary", "SIZE", "Of /tmp in each rank; in containers it is memory.")
+        str, _shared_option("--temporary", "SIZE", "Size of /tmp in each rank; in containers it is memory.")
     ] = "1G"
     network: Annotated[
         str,
@@ -82,7 +82,7 @@ class ContainerChoices:
     ] = "bridge"
     allow_host_network: Annotated[
         bool,
-        _option("--allow-host-network", None, "Ranks may have this machine's network, and its loopback."),
+        _option("--allow-host-network", None, "Ranks may use this machine's network, with its loopback."),
     ] = False
     read_folder: Annotated[
         list[Path] | None,
@@ -90,11 +90,11 @@ class ContainerChoices:
     ] = None
     write_folder: Annotated[
         list[Path] | None,
-        _option("--write-folder", "DIR", "The same, and they can write to it; may be repeated."),
+        _option("--write-folder", "DIR", "As --read-folder, but ranks can write to it; may be repeated."),
     ] = None
 
     def options(self) -> ContainerOptions:
-        """Return the options of all containers. Raises BadParameter for those that no engine takes."""
+        """Return the options of all containers. Raises BadParameter for invalid ones."""
         from elastane_runner.container_plan import ContainerOptions, check_options
         from elastane_runner.engine import EngineError
 
@@ -121,7 +121,7 @@ class ContainerChoices:
         return options
 
     def refuse_with_pods(self) -> None:
-        """Refuse choices that pods do not have. Raises BadParameter."""
+        """Refuse options that pods do not support. Raises BadParameter."""
         given = {
             "--container-engine": self.container_engine,
             "--network": self.network != "bridge",
@@ -131,45 +131,57 @@ class ContainerChoices:
         }
         for option, is_given in given.items():
             if is_given:
-                raise typer.BadParameter("pods do not have it", param_hint=option)
+                raise typer.BadParameter("not available with pods", param_hint=option)
 
 
 @dataclass(frozen=True)
 class PodChoices:
     """Options for pods as given on the command line; `options` checks them."""
 
-    namespace: Annotated[str, _pod_option("--namespace", "NAME", "Where the pods are created.")] = "default"
+    namespace: Annotated[
+        str, _pod_option("--namespace", "NAME", "Namespace in which the pods are created.")
+    ] = "default"
     kubeconfig: Annotated[
         str,
         _pod_option(
             "--kubeconfig",
             "FILE",
-            "Of the API server.",
+            "Kubeconfig for the API server.",
             show_default="KUBECONFIG, this pod's service account, or ~/.kube/config",
         ),
     ] = ""
     fetch_image: Annotated[
         str,
         _pod_option(
-            "--fetch-image", "IMAGE", "With elastane, fetches the code of runs.", show_default="--image"
+            "--fetch-image",
+            "IMAGE",
+            "Image with elastane that fetches the code of runs.",
+            show_default="--image",
         ),
     ] = ""
     image_pull_secret: Annotated[
-        list[str] | None, _pod_option("--image-pull-secret", "NAME", "For images; may be repeated.")
+        list[str] | None,
+        _pod_option("--image-pull-secret", "NAME", "Secret for pulling images; may be repeated."),
     ] = None
     gpu_resource: Annotated[
         str,
-        _pod_option("--gpu-resource", "NAME", "One for each slot, as nvidia.com/gpu.", show_default="none"),
+        _pod_option(
+            "--gpu-resource",
+            "NAME",
+            "Resource of which each slot gets one, as nvidia.com/gpu.",
+            show_default="none",
+        ),
     ] = ""
     service_account: Annotated[
-        str, _pod_option("--service-account", "NAME", "Of the pods; its token is not mounted.")
+        str,
+        _pod_option("--service-account", "NAME", "Service account of the pods; its token is not mounted."),
     ] = ""
     environment_secret: Annotated[
         list[str] | None,
         _pod_option(
             "--environment-secret",
             "NAME",
-            "All of whose keys are variables, as credentials of the storage; may be repeated.",
+            "Secret whose keys all become variables, as credentials of the storage; may be repeated.",
         ),
     ] = None
     worker_secret: Annotated[
@@ -188,27 +200,32 @@ class PodChoices:
     ] = None
     node_selector: Annotated[
         list[str] | None,
-        _pod_option("--node-selector", "LABEL=VALUE", "Of the nodes for pods; may be repeated."),
+        _pod_option("--node-selector", "LABEL=VALUE", "Label of the nodes for pods; may be repeated."),
     ] = None
-    priority_class: Annotated[str, _pod_option("--priority-class", "NAME", "Of the pods.")] = ""
+    priority_class: Annotated[str, _pod_option("--priority-class", "NAME", "Priority class of the pods.")] = (
+        ""
+    )
     start_timeout: Annotated[
         float,
         _pod_option(
             "--start-timeout",
             "SECONDS",
-            "Until all pods of a launch run, or it is taken back.",
+            "Limit for all pods of a launch to run; after it the launch is undone.",
             min=1,
         ),
     ] = 100.0
     pull_timeout: Annotated[
         float,
         _pod_option(
-            "--pull-timeout", "SECONDS", "The same while nodes pull the image or fetch the code.", min=1
+            "--pull-timeout",
+            "SECONDS",
+            "As --start-timeout, while nodes pull the image or fetch the code.",
+            min=1,
         ),
     ] = 1800.0
 
     def options(self, containers: ContainerChoices) -> PodOptions:
-        """Return the options of all pods. Raises BadParameter for those that no cluster takes."""
+        """Return the options of all pods. Raises BadParameter for invalid ones."""
         from elastane_runner.engine import EngineError
         from elastane_runner.pod_plan import PodOptions, check_options
 
@@ -243,7 +260,7 @@ class PodChoices:
         return options
 
     def refuse_without_pods(self, kind: str) -> None:
-        """Refuse choices of pods that another kind would ignore. Raises BadParameter."""
+        """Refuse options for pods that another kind would ignore. Raises BadParameter."""
         for name, default in vars(PodChoices()).items():
             if getattr(self, name) != default and getattr(self, name) != []:
                 option = f"--{name.replace('_', '-')}"

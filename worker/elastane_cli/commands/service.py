@@ -80,7 +80,7 @@ def service(
         ),
     ] = None,
     on_stop: Annotated[
-        str, typer.Option(metavar="keep|stop", help="What becomes of running processes at the end.")
+        str, typer.Option(metavar="keep|stop", help="What to do with running processes at the end.")
     ] = "keep",
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow serving other machines without TLS or tokens.")
@@ -94,7 +94,7 @@ def service(
     addresses: list[str] = []
 
     def master() -> list[str]:
-        # One that is started again must be where runner and users know it, also if its port was a free one.
+        # A restarted master keeps its port, even if that was chosen automatically, so that others find it.
         if not addresses and port_file.exists():
             addresses.append(port_file.read_text().strip())
         host, port = listen.rpartition(":")[0], (addresses or [listen])[0].rpartition(":")[2]
@@ -139,7 +139,7 @@ async def _serve(
             await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
         return 0 if stop.is_set() else EXIT_BAD_START
     finally:
-        for keeper, task in reversed(list(zip(keepers, tasks, strict=True))):  # the runner says goodbye first
+        for keeper, task in reversed(list(zip(keepers, tasks, strict=True))):  # the runner disconnects first
             await keeper.end()
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -151,7 +151,7 @@ async def _until_written(port_file: Path) -> None:
 
 
 class _Keeper:
-    """Keeps one process running. name: for messages. words: its command, asked for at each start."""
+    """Keeps one process running. name: for messages. words: returns its command at each start."""
 
     def __init__(self, name: str, words: Callable[[], Sequence[str]]) -> None:
         self._name = name
@@ -160,15 +160,14 @@ class _Keeper:
         self._ending = False
 
     async def keep(self) -> int:
-        """Start the process, again and again; return its exit code after `end`, or once it says that it would
-        end again."""
+        """Start and restart the process; return its exit code after `end`, or if a restart is useless."""
         from elastane_common.backoff import backoff_seconds
 
         loop = asyncio.get_running_loop()
         failures = 0
         while True:
             begun = loop.time()
-            # A session of its own: Ctrl-C reaches this command alone, which ends them in order.
+            # A separate session: Ctrl-C reaches only this command, which ends them in order.
             self._process = await asyncio.create_subprocess_exec(*self._words(), start_new_session=True)
             code = await self._process.wait()
             if self._ending or code in _FINAL_CODES:
@@ -178,7 +177,7 @@ class _Keeper:
             await asyncio.sleep(backoff_seconds(10.0 * failures))
 
     async def end(self) -> None:
-        """Ask the process to end, and wait for that."""
+        """Ask the process to end, and wait."""
         self._ending = True
         if self._process is None or self._process.returncode is not None:
             return

@@ -56,12 +56,12 @@ def simulate(
     ] = "v100=32,p100=16,t4=16",
     gpus: Annotated[
         int | None,
-        typer.Option("--gpus", min=1, help="So many devices of one type, in place of --pool."),
+        typer.Option("--gpus", min=1, help="Number of devices of one type, in place of --pool."),
     ] = None,
     price: Annotated[
         str,
         typer.Option(
-            "--price", help="Money for a device an hour.", metavar="TYPE=X,...", show_default="1 each"
+            "--price", help="Price of a device per hour.", metavar="TYPE=X,...", show_default="1 each"
         ),
     ] = "",
     times: Annotated[
@@ -168,7 +168,7 @@ def simulate(
     if not trace:
         raise typer.BadParameter("give a trace of jobs, or --spot", param_hint="TRACE")
     if deadline:
-        raise typer.BadParameter("is for --spot alone", param_hint="--deadline")
+        raise typer.BadParameter("only with --spot", param_hint="--deadline")
     from elastane_scheduler.costs import parse_costs
     from elastane_scheduler.errors import SchedulerError
     from elastane_scheduler.policies.catalogue import POLICIES
@@ -246,7 +246,7 @@ def _read(
     artifact: bool,
     seed: int,
 ) -> Workload:
-    """Read or make the trace. Raises SchedulerError, and BadParameter for a file that cannot be read."""
+    """Read or generate the trace. Raises SchedulerError, and BadParameter for an unreadable file."""
     from elastane_scheduler.simulation.formats import ReadOptions, add_times, read_trace
     from elastane_scheduler.simulation.generated import generate
     from elastane_scheduler.simulation.times import StepTimes
@@ -277,7 +277,7 @@ def _densify(workload: Workload, dense: float) -> None:
 
 
 class _Runs:
-    """The trace, played through each policy."""
+    """Simulations of the trace, one for each policy."""
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class _Runs:
         self._outcomes: dict[str, Outcome] = {}
 
     def reports(self, names: Sequence[str]) -> list[Report]:
-        """Play every policy, and a fair share to compare with. Raises SchedulerError."""
+        """Simulate every policy, and a fair share for comparison. Raises SchedulerError."""
         from elastane_scheduler.policies.catalogue import make_policy
         from elastane_scheduler.simulation.report import report_of
 
@@ -334,7 +334,7 @@ class _Runs:
 
 @contextmanager
 def _bar(name: str, jobs: int) -> Iterator[Progress | None]:
-    """Show how many jobs are over, on a terminal, of a trace that takes long."""
+    """Show progress in finished jobs, on a terminal, for a long trace."""
     if jobs < _BAR_JOBS_MIN or not sys.stderr.isatty():
         yield None
         return

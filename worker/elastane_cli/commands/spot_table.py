@@ -16,7 +16,7 @@ GENERATED_TRACES, GENERATED_TICKS = 3, 4000
 
 
 def generated_traces(nodes: int, seed: int) -> list[Availability]:
-    """Return traces of our own, of about two weeks each."""
+    """Return generated traces, of about two weeks each."""
     from elastane_scheduler.simulation.availability import generate_availability
 
     return [
@@ -26,7 +26,7 @@ def generated_traces(nodes: int, seed: int) -> list[Availability]:
 
 
 def spot_rows(traces: Sequence[Availability], job: SpotJob, deadlines: Sequence[float]) -> list[SpotRow]:
-    """Play the job under both policies with each deadline. Raises SchedulerError."""
+    """Simulate the job under both policies with each deadline. Raises SchedulerError."""
     from elastane_scheduler.autoscaling.spot_deadline import UniformProgress, WideSpot
     from elastane_scheduler.simulation.spot_replay import replay_all
 
@@ -42,7 +42,7 @@ def print_spot_rows(rows: Sequence[SpotRow], as_json: bool) -> None:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
-    headings = ("policy", "deadline", "starts", "late", "cost over on demand", "least", "most", "on demand")
+    headings = ("policy", "deadline", "starts", "late", "cost / on demand", "least", "most", "on demand")
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="left" if place == 0 else "right")
     for row in rows:

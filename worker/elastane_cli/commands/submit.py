@@ -185,7 +185,7 @@ def _queue_all(
 ) -> None:
     """Queue a run for each set of parameters, and print each with its own.
 
-    each: on its own; those that are refused are told. Else the first refusal ends the command.
+    each: queue runs independently and report refusals; otherwise the first refusal ends the command.
     """
     from elastane_cli.views.plain import to_plain
     from elastane_cli.views.runs import change_line
@@ -292,7 +292,7 @@ def _ended(run: training_pb2.Run, as_json: bool) -> str:
 
 @contextlib.contextmanager
 def _ignoring_interrupts() -> Iterator[None]:
-    """Ignore SIGINT in the block: a second Ctrl-C must not cut off what the first one says."""
+    """Ignore SIGINT in the block, so that a second Ctrl-C does not cut off the message of the first."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

@@ -20,12 +20,12 @@ _QUEUE: Final = "Queue and limits"
 
 
 def _option(name: str, metavar: str | None, text: str, panel: str, default: str = "", **options: Any) -> Any:
-    """Declare an option. default: what applies if it is not given, in words."""
+    """Declare an option. default: description of the behaviour without it."""
     return option(name, metavar, text, panel, show_default=default or False, **options)
 
 
 def _positive(text: str) -> int:
-    """Parse a number from 1 on; "3.0" is none, unlike for typer. Raises BadParameter."""
+    """Parse a positive whole number; unlike typer, refuse "3.0". Raises BadParameter."""
     if text.isascii() and text.isdigit() and 0 < int(text) < 2**32:
         return int(text)
     raise typer.BadParameter(f"{text!r} is not a whole number from 1 on")
@@ -45,14 +45,14 @@ class SubmitOptions:
         list[str] | None, _option("--label", "K=V", "A label of the run, for lists; repeatable.", _RUN)
     ] = None
     owner: Annotated[
-        str | None, _option("--owner", "NAME", "On whose account it runs.", _RUN, "the token's owner")
+        str | None, _option("--owner", "NAME", "User for whom it runs.", _RUN, "the token's owner")
     ] = None
     like: Annotated[
         str | None,
         _option(
             "--like",
             "RUN",
-            "What a run was, by its record, so that the bits are the same; other options override.",
+            "Settings of this run's record, for the same result; other options override them.",
             _RUN,
         ),
     ] = None
@@ -121,7 +121,13 @@ class SubmitOptions:
     ] = None
     framework: Annotated[
         Framework | None,
-        _option("--framework", None, "What decides the variables of the processes.", _PROCESSES, "elastane"),
+        _option(
+            "--framework",
+            None,
+            "Framework for which the variables of the processes are set.",
+            _PROCESSES,
+            "elastane",
+        ),
     ] = None
     instances: Annotated[
         int | None,
@@ -154,17 +160,17 @@ class SubmitOptions:
     ] = None
     threads: Annotated[
         int | None,
-        _option("--threads", "T", "Of an elastic run: threads of torch per worker.", _PROCESSES, "1", min=1),
+        _option("--threads", "T", "For an elastic run: threads of torch per worker.", _PROCESSES, "1", min=1),
     ] = None
     pipeline: Annotated[
         str | None,
         _option(
             "--pipeline",
             "MIN:MAX",
-            "Of an elastic run whose script has prepare_pipeline: number of stages, as of `elastane run "
+            "For an elastic run whose script has prepare_pipeline: number of stages, as in `elastane run "
             "--pipeline`.",
             _PROCESSES,
-            "as many as pay",
+            "as many as are worthwhile",
         ),
     ] = None
     shadow: Annotated[
@@ -172,7 +178,7 @@ class SubmitOptions:
         _option(
             "--shadow",
             "K",
-            "Of a pipeline: workers that hold a second copy of each stage, as of `elastane run --shadow`.",
+            "For a pipeline: workers that hold a second copy of each stage, as in `elastane run --shadow`.",
             _PROCESSES,
             "0",
             min=0,
@@ -184,7 +190,7 @@ class SubmitOptions:
         _option(
             "--auto",
             "MODE",
-            "Of an elastic run: how many processes it has, up to --instances; as of `elastane run --auto`.",
+            "For an elastic run: how many processes it has, up to --instances; as in `elastane run --auto`.",
             _PROCESSES,
             "off",
         ),

@@ -66,7 +66,7 @@ def top(
     only = job
     with connect(master, timeout) as client:
         if job is not None:
-            client.get_job(job)  # refuses an unknown one before the screen is taken
+            client.get_job(job)  # refuses an unknown job before the screen is cleared
         elif len(first := list(islice(client.iter_jobs(), 2))) == 1:
             only = first[0].name
     if only is not None:

@@ -100,7 +100,7 @@ def verify(
         option(
             "--ps",
             "COUNT",
-            "Of a script with prepare_ps: number of parameter servers. Without --ests.",
+            "For scripts with prepare_ps: number of parameter servers. Without --ests.",
             min=1,
             show_default="none",
         ),

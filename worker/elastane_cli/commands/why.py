@@ -1,4 +1,4 @@
-"""`elastane why`: why a run has the slots that it has, or a job its workers."""
+"""`elastane why`: explains the slots of a run, or the workers of a job."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Picture:
         self._line(Text(f"step {step:>4}  >>> {fault.text}", style="bold red"))
 
     def note(self, text: str) -> None:
-        """Show a line of the demo's own."""
+        """Show a message of the demo itself."""
         self._line(Text(text, style="bold"))
 
     def _line(self, line: Text) -> None:

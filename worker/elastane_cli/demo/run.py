@@ -37,7 +37,7 @@ BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Results of the demo. Durations are seconds. rows: what is shown of the comparison."""
+    """Results of the demo. Durations are in seconds. rows: of the comparison table."""
 
     comparison: Comparison
     rows: tuple[Row, ...]
@@ -81,7 +81,7 @@ class DemoResult:
 def demo_script() -> Path:
     """Return digits_cnn.py: from the checkout that contains the package, or the wheel's copy.
 
-    Raises RefusedError if there is neither, or if its data set is not installed.
+    Raises RefusedError if there is neither, or if its dataset is not installed.
     """
     name = "digits_cnn.py"
     places = (

@@ -121,12 +121,12 @@ class Play:
 
     @contextmanager
     def _events_followed(self) -> Iterator[None]:
-        """Tells of events in a thread that has ended when the block is left; then of the rest."""
+        """Report events from a thread during the block, then the remaining ones."""
         next_wanted = 0
 
         def follow() -> None:
             nonlocal next_wanted
-            # A master that stays away is what the play itself fails of, with the workers' last lines.
+            # If the master stays away, the play itself fails, with the workers' last lines.
             with suppress(ElastaneError):
                 for event in follower.events(self.cluster.job, follow=True):
                     next_wanted = event.sequence + 1

@@ -1,4 +1,4 @@
-"""Findings of the training service's demo, and the lines of its table. Pure."""
+"""Results of the training service's demo, and the lines of its table. Pure."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ knows that, that it was stopped and its worker left.
 class FoundRun(msgspec.Struct, kw_only=True):
     """One run at its end.
 
-    attempts: of the service. model_fault: why its model is not whole; "": it is. record: None: there is none.
-    logs: of each rank, as read from the service. log_digests: sha256 of those, by the names in the record.
+    attempts: of the service. model_fault: why its model is incomplete; "": it is complete. record: None if
+    missing. logs: of each rank, as read from the service. log_digests: their sha256, by the record's names.
     """
 
     name: str
@@ -46,7 +46,7 @@ class FoundRun(msgspec.Struct, kw_only=True):
 class Kill(msgspec.Struct, kw_only=True):
     """A kill of the service's master or runner.
 
-    seconds: until it served again. ranks: that ran before. restarted: of them, those that were not the same
+    seconds: until it served again. ranks: number that ran before. restarted: those that had a different
     process afterwards.
     """
 
@@ -58,8 +58,8 @@ class Kill(msgspec.Struct, kw_only=True):
 class RankKill(msgspec.Struct, kw_only=True):
     """A kill of a rank of the elastic run.
 
-    step: that the job had reached. seconds: until it was there again and the others had trained on.
-    others_restarted: ranks of any run that were not the same process afterwards.
+    step: reached by the job. seconds: until the rank was back and the others had trained on.
+    others_restarted: ranks of any run that had a different process afterwards.
     """
 
     rank: int
@@ -69,7 +69,7 @@ class RankKill(msgspec.Struct, kw_only=True):
 
 
 class Found(msgspec.Struct, kw_only=True):
-    """All that the demo has found. seconds: of the whole demo."""
+    """All results of the demo. seconds: of the whole demo."""
 
     runs: Mapping[str, FoundRun]
     master: Kill
@@ -97,7 +97,7 @@ class Found(msgspec.Struct, kw_only=True):
 
 
 class Line(NamedTuple):
-    """A line of the table. text: what is promised. detail: what was found."""
+    """A line of the table. text: the promise. detail: the result."""
 
     text: str
     ok: bool
@@ -105,7 +105,7 @@ class Line(NamedTuple):
 
 
 def lines(found: Found) -> list[Line]:
-    """Return the table: what was promised of the runs, and whether it was kept."""
+    """Return the table: each promise, and whether it was kept."""
     return [
         *(_ended(run) for run in found.runs.values()),
         _kill("the master is killed: it is back, and no rank was started again", found.master),
@@ -139,7 +139,7 @@ def _rank_killed(kill: RankKill, run: FoundRun) -> Line:
 
 
 def _same_bits(elastic: FoundRun, stock: FoundRun) -> Line:
-    """Compare what the records say of the models' files."""
+    """Compare the models' files in the records."""
     one, other = (run.record.weights_sha256 if run.record is not None else "" for run in (elastic, stock))
     detail = f"sha256 {one[:16] or 'unknown'} and {other[:16] or 'unknown'}"
     return Line("the elastic run's weights are those of stock DDP", bool(one) and one == other, detail)

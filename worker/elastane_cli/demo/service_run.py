@@ -1,4 +1,4 @@
-"""The demo of the training service: three runs from submission to their models, while what carries them dies.
+"""Demo of the training service: three runs from submission to model, while its processes are killed.
 
     submit 3 runs ──▶ all run ──▶ kill a rank ──▶ kill the master ──▶ kill the runner ──▶ they end ──▶ look
 
@@ -47,7 +47,7 @@ Say = Callable[[str], None]
 def service_scripts() -> Path:
     """Return the folder examples/service of the checkout that has the package, or the wheel's copy.
 
-    Raises RefusedError if there is neither, or if the data set is not installed.
+    Raises RefusedError if there is neither, or if the dataset is not installed.
     """
     places = (
         Path(elastane.__file__).resolve().parents[2] / "examples" / "service",
@@ -68,7 +68,7 @@ def service_scripts() -> Path:
 
 
 def run_service_demo(folder: Path, say: Say, *, ests: int, epochs: int) -> Found:
-    """Run the demo in `folder`. Raises ElastaneError if the service or the runs cannot be brought to an end.
+    """Run the demo in `folder`. Raises ElastaneError if the service or the runs do not reach their end.
 
     ests: logical workers of the elastic run, and ranks of stock DDP.
     """
@@ -108,7 +108,7 @@ class _Play:
     # ------------------------------------------------------------------ acts
 
     def submit(self) -> None:
-        """Submit the three runs as a user does, side by side. Raises ServiceError."""
+        """Submit the three runs at the same time, as a user would. Raises ServiceError."""
         instances, script = ["--instances", str(self.ests)], ["--epochs", str(self.epochs)]
         hold = ["--param", f"HOLD_UNTIL={self.until}", "--param", f"HOLD_EPOCH={self.epochs // 2}"]
         elastic = [*instances, "--seed", str(SEED), *hold, str(self.code / "digits_elastic.py"), *script]
@@ -142,7 +142,7 @@ class _Play:
         return int(json.loads(done.stdout)["run"]["run_id"])
 
     def wait_until_all_run(self) -> None:
-        """Wait until every rank of every run is a process, and the elastic job trains on all its workers."""
+        """Wait until every rank of every run has a process, and the elastic job trains on all its workers."""
         wanted = {RankKey(self.runs[name], rank) for name in self.runs for rank in range(self._size(name))}
         self.service.wait_for(lambda: self.service.ranks().keys() >= wanted, "all ranks", _END_SECONDS)
         self.service.wait_for(self._trains, "the elastic run's first steps", _END_SECONDS)
@@ -165,7 +165,7 @@ class _Play:
         return RankKill(rank=rank.rank, step=job.step, seconds=seconds, others_restarted=len(others))
 
     def kill(self, part: Part) -> Kill:
-        """Kill master or runner, and wait until all is served again."""
+        """Kill master or runner, and wait until everything is served again."""
         before = self.service.ranks()
         self.say(f">>> kill -9 the {part}, while {len(before)} ranks run")
         at = time.monotonic()
@@ -177,14 +177,14 @@ class _Play:
         return Kill(seconds=seconds, ranks=len(before), restarted=len(restarted))
 
     def let_end(self) -> None:
-        """Let the runs go on to their ends."""
+        """Let the runs continue to their ends."""
         self.until.touch()
         self.service.wait_for(
             lambda: len(self._ended_at) == len(self.runs), "the ends of the runs", _END_SECONDS
         )
 
     def look(self, name: str) -> FoundRun:
-        """Return what a run that is over has left."""
+        """Return the results of a finished run."""
         run = self.service.training.get(self.runs[name])
         record = self._record(run)
         logs = {rank: self._log(run, rank) for rank in range(self._size(name))}
@@ -210,7 +210,7 @@ class _Play:
         return TASKS if name == TENSORFLOW else self.ests
 
     def _job(self) -> job_pb2.Job:
-        """Return the job of the elastic run, which runs."""
+        """Return the job of the running elastic run."""
         return self.service.client.get_job(self.service.training.get(self.runs[ELASTIC]).job)
 
     def _trains(self) -> bool:
@@ -228,7 +228,7 @@ class _Play:
         return self._is_held(job) or (job.generation > before.generation and job.step > before.step)
 
     def _look_at_runs(self) -> None:
-        """Show each change of a run. Raises ServiceError if one has failed: nothing else will come then."""
+        """Show each change of a run. Raises ServiceError if one has failed, as nothing else will follow."""
         for run_id in self.runs.values():
             run = self.service.training.get(run_id)
             line = change_line(run)

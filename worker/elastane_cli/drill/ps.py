@@ -1,4 +1,4 @@
-"""What the death of a parameter server costs with the user's own script, without copies of slots and with.
+"""Measures the cost of a parameter server's death with the user's own script, without and with backups.
 
     a third of the tasks is DONE, every slot is saved, or copied ─▶ SIGKILL ─▶ train to the end ─▶ audit
 
@@ -20,13 +20,13 @@ from elastane_cli.rehearse.ps_cluster import PsCluster
 from elastane_cli.rehearse.watcher import Watcher
 from elastane_proto.v1 import job_pb2, ps_pb2
 
-#: Of the tasks, those that are DONE before the fault.
+#: Share of the tasks that are DONE before the fault.
 _SHARE: Final = 3
 
 
 @dataclass(frozen=True)
 class PsDeath:
-    """What one death has cost. done: tasks that were DONE; reopened: of these, done again.
+    """Cost of one death. done: tasks that were DONE; reopened: of these, done again.
 
     served_seconds: from SIGKILL until every slot is served again; task_seconds: until the first DONE task
     after that. tasks: DONE at the end. faults: found by the audit then.
@@ -42,7 +42,7 @@ class PsDeath:
 
     @property
     def problems(self) -> list[str]:
-        """What did not hold, as text."""
+        """Conditions that did not hold, as text."""
         again = self.replicas and self.reopened
         said = [f"{self.reopened} tasks were done again in spite of copies"] if again else []
         return [*said, *self.faults]
@@ -62,7 +62,7 @@ class PsDrill:
     watcher: Watcher = field(default_factory=Watcher)
 
     def run(self) -> list[PsDeath]:
-        """Return the result without copies, and with. Raises DrillFailed; leaves no process behind."""
+        """Return the results without and with backups. Raises DrillFailed; leaves no process behind."""
         return [self._run(replicas) for replicas in (0, 1)]
 
     def _run(self, replicas: int) -> PsDeath:
@@ -130,7 +130,7 @@ def _served(found: ps_pb2.GetSlotsResponse) -> bool:
 
 
 def _settled(found: ps_pb2.GetSlotsResponse, replicas: int) -> bool:
-    """Every slot is served, and is saved, or has its copy."""
+    """True if every slot is served, and saved or backed up."""
     owners = {place.owner for place in found.map.places}
     if replicas:
         return _served(found) and all(place.backup for place in found.map.places) and len(owners) > 1

@@ -76,8 +76,8 @@ class Drill:
     """One call of `elastane drill`.
 
     folder: for all files. script: without the interpreter. grace_seconds: time between notice and
-    termination. prices: of the job, in micros, spot and on demand. timeout_seconds: of each wait. stages: of
-    a pipeline, the fewest and the most, 0: as many as pay; shadows: of each of them.
+    termination. prices: of the job, in micros, spot and on demand. timeout_seconds: of each wait. stages:
+    minimum and maximum of a pipeline, 0: as many as are worthwhile; shadows: of each stage.
     """
 
     folder: Path

@@ -144,7 +144,7 @@ class LocalCluster:
         self.master.start()
 
     def open_gate(self, step: int) -> None:
-        """Let workers go on that wait in a step of `hold_in`; of another step nobody waits."""
+        """Release workers that wait in a step of `hold_in`; other steps have no waiting workers."""
         if (gate := self._gates.get(step)) is not None:
             gate.open()
 
@@ -191,7 +191,7 @@ class LocalCluster:
     def wait_for_success(self, *, timeout_seconds: float = 180.0) -> None:
         """Wait for the end as `wait_for_end` does, then `check`. Raises ClusterError without a success."""
         job = self.wait_for_end(timeout_seconds=timeout_seconds)
-        self.check()  # knows better than the job's phase which worker failed, and why
+        self.check()  # more precise than the job's phase about the failed worker and its error
         if job.phase != job_pb2.JOB_PHASE_SUCCEEDED:
             raise ClusterError(f"the job is {phase_in_words(job)}: {job.reason}\n{self.last_lines()}")
 

@@ -1,6 +1,6 @@
 """A training service on this machine (`elastane service`), whose master, runner and ranks can be killed.
 
-As for a user, what dies is started again by the service itself, or by the runner for the master.
+As for a user, the service itself restarts processes that die, and the runner handles ranks for the master.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ServiceError(ElastaneError):
 
 
 class RankKey(NamedTuple):
-    """Names a rank of a run."""
+    """Identifies a rank of a run."""
 
     run_id: int
     rank: int
@@ -47,8 +47,8 @@ class RankKey(NamedTuple):
 class LocalService:
     """One service. Create it with `local_service`, which cleans up.
 
-    folder: of all that it keeps, and of its log. on_look: called at each look while something is awaited;
-    raises if there is nothing left to wait for. variables: further ones of the service, its settings.
+    folder: for its data and log. on_look: called at each poll while waiting; raises if there is nothing left
+    to wait for. variables: further variables of the service, for its settings.
     """
 
     def __init__(self, folder: Path, slots: int, variables: Mapping[str, str] | None = None) -> None:
@@ -66,7 +66,7 @@ class LocalService:
         """Start master and runner, and wait until the runner attends. Raises ServiceError."""
         command = [sys.executable, "-m", "elastane_cli", "service", "--state-dir", str(self.folder)]
         command += ["--listen", "127.0.0.1:0", "--slots", str(self._slots), "--on-stop", "stop"]
-        # The parts of the service of the shell that this command is called in are none of this one's.
+        # Variables of another service in the calling shell must not affect this one.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
         self._process = ChildProcess(
             "service",
@@ -84,11 +84,11 @@ class LocalService:
         self.wait_for(self.attends, "the runner")
 
     def attends(self) -> bool:
-        """True if the master answers and the runner attends it."""
+        """True if the master answers and the runner is connected."""
         return any(runner.attends for runner in self.training.get_service().runners)
 
     def wait_for(self, condition: Callable[[], bool], what: str, timeout_seconds: float = 300.0) -> None:
-        """Look until the condition holds. what: for the error. Raises ServiceError, and as `on_look`."""
+        """Poll until the condition holds. what: for the error. Raises ServiceError, and as `on_look`."""
         deadline = time.monotonic() + timeout_seconds
         while not condition():
             self.on_look()
@@ -99,14 +99,14 @@ class LocalService:
             time.sleep(_LOOK_SECONDS)
 
     def kill(self, part: Part) -> None:
-        """SIGKILL master or runner; return once another process is in its place, which may not serve yet."""
+        """SIGKILL master or runner; return once a new process has replaced it, which may not serve yet."""
         before = self._processes(part)
         for pid in before:
             os.kill(pid, signal.SIGKILL)
         self.wait_for(lambda: bool(set(self._processes(part)) - set(before)), f"the next {part}")
 
     def ranks(self) -> dict[RankKey, Identity]:
-        """Return the process of each rank that runs, as the runner's engine has recorded it."""
+        """Return the process of each running rank, as recorded by the runner's engine."""
         found = {}
         for file in (self.folder / "runner" / "engine").glob(f"runs/*/*/ranks/*/{PROCESS}"):
             record, launch = read_record(file), launch_of(file.parents[3].name)
@@ -119,7 +119,7 @@ class LocalService:
         return found
 
     def rank_of(self, pid: int) -> RankKey:
-        """Return the rank that a process is of, or descends from. Raises ServiceError."""
+        """Return the rank to which a process belongs, or from which it descends. Raises ServiceError."""
         keys, above = {identity.pid: key for key, identity in self.ranks().items()}, parents()
         at = pid
         while at not in keys:
@@ -129,7 +129,7 @@ class LocalService:
         return keys[at]
 
     def kill_rank(self, rank: RankKey) -> None:
-        """SIGKILL the process of a rank; what it has started is ended by the service. Raises ServiceError."""
+        """SIGKILL the process of a rank; the service ends its children. Raises ServiceError."""
         identity = self.ranks().get(rank)
         handle = open_process(identity) if identity is not None else None
         if handle is None:
@@ -152,11 +152,11 @@ class LocalService:
             self.client.close()
         left = self.ranks()
         self._process.stop(_STOP_SECONDS)
-        for part in _WORDS:  # of a service that had to be killed
+        for part in _WORDS:  # left by a service that had to be killed
             for pid in self._processes(part):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        for identity in {**left, **self.ranks()}.values():  # of a runner that was killed just before
+        for identity in {**left, **self.ranks()}.values():  # left by a runner that was just killed
             if (handle := open_process(identity)) is not None:
                 with contextlib.closing(os.fdopen(handle)), contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -175,7 +175,7 @@ class LocalService:
 
 
 def _is_ours(pid: int, word: bytes, folder: bytes) -> bool:
-    """True if a process is Python's, of the module or command `word`, for this folder."""
+    """True if a process is Python running the module or command `word` for this folder."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

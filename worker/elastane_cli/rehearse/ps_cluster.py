@@ -1,4 +1,4 @@
-"""A job on this machine whose weights are at parameter servers, with full control of every process."""
+"""A job with parameter servers on this machine, with full control of every process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PsCluster(LocalCluster):
     """Workers that lease tasks, and parameter servers. Start it from the main thread.
 
     processes, ps: numbers of workers and of parameter servers that `replenish` maintains. pace_seconds: added
-    to every task before its gradients and after its push. ps_command: what a parameter server runs.
+    to every task before its gradients and after its push. ps_command: command of a parameter server.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PsCluster(LocalCluster):
         self._orders.mkdir(parents=True, exist_ok=True)
         self._pace_seconds = pace_seconds
         self.servers: dict[str, ChildProcess] = {}
-        #: Parameter servers that were drained: another one takes their place, not they again.
+        #: Drained parameter servers: they are replaced under a new name.
         self.drained: set[str] = set()
         self._judged: set[ChildProcess] = set()
 
@@ -68,7 +68,7 @@ class PsCluster(LocalCluster):
         return [name for name, process in self.workers.items() if process.status is None]
 
     def replenish(self) -> None:
-        """Start workers and parameter servers until all are running: these again under their names."""
+        """Start workers and parameter servers until all are running; the latter keep their names."""
         while len(self.running) < self.processes:
             self._start_worker()
         for number in range(self.ps + len(self.drained)):
@@ -78,7 +78,7 @@ class PsCluster(LocalCluster):
                 self._start_ps(name)
 
     def mishaps(self) -> list[str]:
-        """Return those that have ended by themselves with an error, each once."""
+        """Return the processes that have ended by themselves with an error, each once."""
         found = []
         for name, process in [*self.workers.items(), *self.servers.items()]:
             status = process.status
@@ -116,14 +116,14 @@ class PsCluster(LocalCluster):
             time.sleep(_LOOK_SECONDS)
         return rng.choice(found)
 
-    # ------------------------------------------------------------------ what the master says
+    # ------------------------------------------------------------------ the master's view
 
     def slots(self) -> ps_pb2.GetSlotsResponse:
-        """Return what the master says of the slots."""
+        """Return the master's view of the slots."""
         return self.client.get_slots(self.job)
 
     def commits(self) -> int:
-        """Return how often a task has become DONE so far, also again."""
+        """Return how often tasks have become DONE so far, including repetitions."""
         found = self.client.get_progress(self.job)
         unfinished = sum(one.todo + one.doing + one.failed for one in found)  # also of earlier epochs
         return sum((one.epoch + 1) * one.total + one.reopened for one in found) - unfinished

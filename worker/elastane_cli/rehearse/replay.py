@@ -1,4 +1,4 @@
-"""Runs a script so that it computes the tasks of a journal again (`elastane ps replay`)."""
+"""Replays the tasks of a journal with their script (`elastane ps replay`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.2
 
 
 class SlotEnd(msgspec.Struct, frozen=True):
-    """A slot at the end. sha256: of what was computed now; expected: of what the run has saved."""
+    """Final state of a slot. sha256: of the replay; expected: of the run's snapshot."""
 
     slot: int
     life: int
@@ -37,9 +37,9 @@ class SlotEnd(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ReplayEnd:
-    """tasks: computed again. torn: segments that end in the middle of a record, which nothing needed.
+    """Result of a replay. tasks: number replayed. torn: segments ending inside a record that was not needed.
 
-    other_rates: tasks for which the script has other rates than the run, whose rates were used.
+    other_rates: tasks for which the script's learning rates differ from the run's, which were used.
     """
 
     slots: list[SlotEnd]
@@ -50,7 +50,7 @@ class ReplayEnd:
 
     @property
     def differing(self) -> list[SlotEnd]:
-        """Slots that are not as the run has saved them."""
+        """Slots that differ from the run's snapshots."""
         return [one for one in self.slots if one.sha256 != one.expected]
 
 
@@ -64,7 +64,7 @@ def run_replay(
     on_line: Callable[[str], None],
     directory: Path | None = None,
 ) -> ReplayEnd:
-    """Compute a run again, and compare. url: of its folder. ends: of the snapshots below it.
+    """Replay a run and compare. url: of its folder. ends: of the snapshots below it.
 
     command: script and arguments. directory: where it starts. folder: for files of this command. Raises
     JournalError, ReplayError.

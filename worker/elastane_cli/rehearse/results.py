@@ -160,8 +160,8 @@ def read_elastic(
 def fingerprint_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return a run's fingerprint by part of the state, put together from its workers' reports.
 
-    Of a pipeline each report has the digests of its worker's units, piece by piece: the fingerprint of a part
-    is the sha256 of them all. Raises ResultError if two workers that hold the same piece have other bits.
+    In a pipeline each report has digests of its worker's units, piece by piece: the fingerprint of a part is
+    the sha256 of all of them. Raises ResultError if two workers have different bits for the same piece.
     """
     if "pieces" not in reports[0]:
         whole: dict[str, str] = reports[0]["fingerprint"]

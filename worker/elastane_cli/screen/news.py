@@ -142,7 +142,7 @@ class Watching:
     def _slots(
         client: MasterClient, detail: JobNews, ended: threading.Event
     ) -> Iterable[ps_pb2.GetSlotsResponse]:
-        """Yield the slots of a job that leases tasks; others have none."""
+        """Yield the slots of a job that leases tasks; nothing for other jobs."""
         while not ended.is_set():
             leases = any(item.dataset != "train" for item in detail.datasets)
             if leases and (found := client.find_slots(detail.name)) is not None:

@@ -266,7 +266,7 @@ def _events(detail: JobNews, view: View) -> Body:
     result = [event for event in detail.events if is_wanted(event, view.wanted)]
     one_by_one = view.unfolded or view.wanted.kinds
     for run in ((event,) for event in result) if one_by_one else folded(result, lambda event: event.kind):
-        # Named by its first: a run that grows keeps its place.
+        # Identified by its first event, so that a growing run keeps its place.
         body.add(Row(str(run[0].sequence), run[-1].worker_id), fold_line(run), run[-1].reason)
     return body
 

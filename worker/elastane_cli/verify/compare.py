@@ -176,7 +176,7 @@ def _in_mini_batches(
     another's. idle: generators that nothing draws from."""
     before, after = partial(_states, idle=idle), partial(_states_after, idle=idle)
     stages: list[_Stage] = [_batch, before, _values, _gradients, after]
-    if run.backwards:  # whose scripts also log what they know of the gradients
+    if run.backwards:  # whose scripts also log values about the gradients
         stages = [_batch, before, _loss, _gradients, _values, after]
     for micro in sorted({key[2] for key in keys}):
         for stage in stages:
@@ -214,7 +214,7 @@ def _values(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Diff
 
 
 def _loss(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Difference | None:
-    """Compare what a pipeline's worker logs by itself, before backward."""
+    """Compare values that a pipeline worker logs by itself, before backward."""
     if not (stock.ended and mini_batch.ended):
         return None
     values = [
@@ -228,7 +228,7 @@ def _gradients(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> D
     if not (stock.ended and mini_batch.ended) or mini_batch.ended["gradients"] is None:
         return None
     ours, theirs = _sequence(mini_batch.ended["gradients"]), _sequence(stock.ended["gradients"])
-    if not mini_batch.began:  # of some units alone
+    if not mini_batch.began:  # of only some units
         theirs = {name: digest for name, digest in theirs.items() if name in ours}
     return _named(key, mini_batch, "gradient", theirs, ours)
 

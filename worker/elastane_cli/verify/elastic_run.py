@@ -47,8 +47,8 @@ class ElasticRun:
     """Parameters of an elastic run. environment: further variables of all workers; timeout in seconds.
 
     directory: in which the workers start; None: the current one. launch: creates a worker's process, with the
-    arguments of `ChildProcess`. stages: of a pipeline: the fewest and the most, 0: as many as pay;
-    shadows: of each of them. has_checkpoints: save some, as where a death can lose a part of the model.
+    arguments of `ChildProcess`. stages: minimum and maximum of a pipeline, 0: as many as are worthwhile;
+    shadows: of each stage. has_checkpoints: save some, because a death can lose a part of the model.
     """
 
     script: Sequence[str]

@@ -1,4 +1,4 @@
-"""Pure: which parameter servers join, are drained or die after how many tasks, from a seed."""
+"""Pure: plans joins, drains and deaths of parameter servers by task count, from a seed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ PsVerb = Literal["join", "drain", "kill"]
 
 
 class PsAct(NamedTuple):
-    """After so many tasks one joins, is drained, or is killed; of these two another one takes the place."""
+    """An act after a number of tasks: one joins, or is drained or killed, and then replaced."""
 
     tasks: int
     verb: PsVerb
 
 
 def make_ps_plan(seed: str, *, kills: int, tasks: int) -> list[PsAct]:
-    """Return the acts of a run of so many tasks. Raises PlanError if it is too short.
+    """Return the acts of a run with this many tasks. Raises PlanError if it is too short.
 
-    One joins first: so there is a backup of every slot when one dies.
+    One joins first, so that every slot has a backup when one dies.
     """
     random = Random(seed)
     later: list[PsVerb] = ["drain"]

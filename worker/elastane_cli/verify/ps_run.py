@@ -1,7 +1,7 @@
-"""Proof of a script with prepare_ps: parameter servers that come, go and die change nothing of its result.
+"""Proof of a script with prepare_ps: joins, drains and deaths of parameter servers do not change its result.
 
     one worker         the script alone, in one process ── slot by slot ── with parameter servers
-    several            a run with a journal ── slot by slot ── the same run, computed again
+    several            a run with a journal ── slot by slot ── its replay
 
 Every slot has a backup before one of its two parameter servers is killed, so nothing has to be done again.
 """
@@ -33,14 +33,14 @@ from elastane_common.storage import Folder
 from elastane_proto.v1 import job_pb2, ps_pb2
 
 _LOOK_SECONDS = 0.02
-#: A parameter server is killed within this time after its worker has got a task.
+#: A parameter server is killed within this time after the worker has got a task.
 _KILL_SECONDS = 0.05
 _LINES_SHOWN = 30
 
 
 @dataclass(frozen=True)
 class PsRunResult:
-    """acts: what was done to parameter servers, as text. differing: slots that are not as expected."""
+    """Result of a run. acts: on parameter servers, as text. differing: slots that are not as expected."""
 
     acts: list[str]
     differing: list[int]
@@ -66,7 +66,7 @@ class PsProof:
     watcher: Watcher
 
     def run(self, runs: int) -> list[PsRunResult]:
-        """Return the runs, the last of which may differ. Raises RunFailed, PlanError, ElastaneError."""
+        """Return the results, of which the last may differ. Raises RunFailed, PlanError, ElastaneError."""
         script = absolute_command(self.script, Path.cwd())
         self.watcher.stage("the script alone")
         folder = self.folder / "alone"
@@ -117,7 +117,7 @@ class PsProof:
     def _with_servers(
         self, folder: Path, script: Sequence[str], place: Workplace, acts: Sequence[PsAct]
     ) -> tuple[list[str], list[str]]:
-        """Carry out the acts in a run; return them as text, and the digests of the slots at its end."""
+        """Carry out the acts in a run; return them as text, with the digests of the slots at its end."""
         url = str(folder / "model")
         settings = job_pb2.JobSettings(
             ests=1,
@@ -200,7 +200,7 @@ class _Play:
             self._join(act)
             self.done.append(f"{act.tasks}: {list(cluster.servers)[-1]} joins")
             return
-        # Whoever goes is no only holder of a slot.
+        # The leaving one is not the only holder of any slot.
         self._until(self._settled, "a backup of every slot")
         victim = self._random.choice(sorted(self._owners()))
         if act.verb == "drain":
@@ -216,7 +216,7 @@ class _Play:
         cluster.add_server()
 
     def _join(self, act: PsAct) -> None:
-        """It is there before the worker goes on, and gets its slots while that pushes."""
+        """Add one before the worker continues; it gets its slots while the worker pushes."""
         name = self._cluster.add_server()
         self._until(lambda: name in {one.ps_id for one in self._slots().processes}, name)
         self._cluster.open_gate(act.tasks)

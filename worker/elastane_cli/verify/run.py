@@ -221,8 +221,8 @@ def run_verify(
     churn; paths: their numbers of workers in turn, else drawn. kills: workers killed in each. steps: stop
     both sides after this many global steps. seed: of the churn; printed by the caller, so that a run can be
     repeated. trace: trace every run, not only after a difference. timeout_seconds: for each run. launch:
-    creates processes. stages: of a pipeline, the fewest and the most, 0: as many as pay; shadows: of each of
-    them. Raises RunFailed if either side cannot be run, PlanError if the churn does not fit,
+    creates processes. stages: minimum and maximum of a pipeline, 0: as many as are worthwhile; shadows: of
+    each stage. Raises RunFailed if either side cannot be run, PlanError if the churn does not fit,
     OriginalError if the original cannot be compared with.
     """
     if steps and original:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Figures = Mapping[str, ring_pb2.WorkerFigures]
 
-#: Of a row, each as long as the others.
+#: Number of characters of a row, each for an equal time.
 COLUMNS: Final = 72
 ROWS_MAX: Final = 64
 _IDLE: Final = "·"
@@ -35,7 +35,7 @@ class LastStep(NamedTuple):
 
 
 def last_step(job: job_pb2.Job, figures: Figures) -> LastStep | None:
-    """Return the newest step that all workers of a pipeline have told of; None if there is none."""
+    """Return the newest step that all workers of a pipeline have reported; None if there is none."""
     plan, workers = _plan_of(job)
     place = {worker: index for index, worker in enumerate(workers)}
     told = {worker: figures[worker] for worker in workers if worker in figures}
@@ -88,7 +88,7 @@ def last_step_to_plain(job: job_pb2.Job, figures: Figures) -> dict[str, Any] | N
 def last_step_parts(job: job_pb2.Job, figures: Figures) -> list[RenderableType]:
     """Return a line and a row for each worker: when it ran forwards (F), backwards (B), and waited.
 
-    Of steps that are too long to be told, a line that says so.
+    If steps are too long to be reported, a line that says so.
     """
     from rich.table import Table
     from rich.text import Text
@@ -115,7 +115,7 @@ def last_step_parts(job: job_pb2.Job, figures: Figures) -> list[RenderableType]:
 
 
 def _row(blocks: Sequence[tuple[str, float, float]], whole: float) -> str:
-    """Return a worker's step in characters: in each, what most of its time was."""
+    """Return a worker's step as characters, each for the activity that took most of its interval."""
     if whole <= 0:
         return ""
     shares = [dict.fromkeys("FB", 0.0) for _ in range(COLUMNS)]

@@ -68,7 +68,7 @@ def profile_table(sized: Sized, classes: Sequence[str]) -> RenderableType:
 
 
 def sizes_table(profiles: Sequence[Sized]) -> RenderableType:
-    """Return the table that compares micro-batch sizes: the larger one is mostly cheaper a sample."""
+    """Return the table that compares micro-batch sizes; larger ones are usually cheaper per sample."""
     table = _table("SAMPLES", "FORWARD + BACKWARD", "A SAMPLE", "STASH")
     for sized in profiles:
         units = sized.profile.units
@@ -208,7 +208,7 @@ def _baselines_table(answer: Answer, others: Sequence[Baseline]) -> RenderableTy
 
 
 def _loss_line(plan: Plan) -> str:
-    """Say what the death of a device costs."""
+    """Describe the cost of a device's death."""
     alone = [
         str(index)
         for index, stage in enumerate(plan.stages)
@@ -223,7 +223,7 @@ def _loss_line(plan: Plan) -> str:
 
 
 def _gain_lines(answer: Answer) -> list[str]:
-    """Say what each stage of the search came to."""
+    """Describe the result of each stage of the search."""
     lines = []
     before: float | None = None
     for gain in answer.gains:
@@ -235,7 +235,7 @@ def _gain_lines(answer: Answer) -> list[str]:
 
 
 def _share(value: float) -> str:
-    """Return a share in percent; what rounding left of 0 is 0."""
+    """Return a share in percent, without rounding errors around 0."""
     return f"{max(0.0, value):.1%}"
 
 

@@ -47,10 +47,10 @@ def others_of(
     runners: Iterable[training_pb2.Runner],
     measured: Iterable[Sequence[ring_pb2.WorkerFigures]],
 ) -> list[Other]:
-    """Return the other device types of runners that attend, with all their slots.
+    """Return the other device types of connected runners, with all their slots.
 
-    measured: figures of the workers of each other job. A type counts as so much faster or slower than the
-    job's own one as the medians of both are apart.
+    measured: worker metrics of each other job. The relative speed of a type is the ratio of the medians of
+    that type and of the job's own one.
     """
     slots: Counter[str] = Counter()
     for runner in runners:
@@ -71,7 +71,7 @@ def others_of(
 
 
 def mixture_lines(plan: JobPlan, mixed: Sequence[Mixture]) -> list[str]:
-    """Say what D2 would gain or cost a job that is bound to its device type, a line for each other type."""
+    """Describe the gain or cost of D2 for a job bound to its device type, a line for each other type."""
     from rich.markup import escape
 
     if plan.device is None or not mixed:
@@ -186,7 +186,7 @@ def plan_parts(job: job_pb2.Job, plan: JobPlan, *, every: bool) -> list[Renderab
 def _table(
     plan: JobPlan, shown: tuple[Rung, ...], currency: str, target: Rung | None = None
 ) -> RenderableType:
-    """Return the table of rungs. target: the one that the job asks for, which scales by itself."""
+    """Return the table of rungs. target: of a job that scales by itself."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -215,7 +215,7 @@ def _mark(rung: Rung, now: Rung | None, target: Rung | None) -> str:
 
 
 def _near(plan: JobPlan) -> tuple[Rung, ...]:
-    """Return the rungs around the present one."""
+    """Return the rungs around the current one."""
     now = plan.rung_of(plan.workers)
     place = plan.rungs.index(now) if now is not None else 0
     first = max(0, min(place - RUNGS_SHOWN // 2, len(plan.rungs) - RUNGS_SHOWN))

@@ -175,7 +175,7 @@ def queued_in_order(runs: Iterable[training_pb2.Run]) -> list[training_pb2.Run]:
 def queue_table(runs: Iterable[training_pb2.Run], now: float) -> Table:
     """Return a table of the queue: places, owners, priorities, ages, slots, starts, and reasons.
 
-    EARLIEST: when it could start if nothing but the ends of others came.
+    EARLIEST: forecast of its start, without new submissions.
     """
     from rich.text import Text
 
@@ -210,7 +210,7 @@ def earliest_text(run: training_pb2.Run, now: float) -> str:
 
 
 def holders_text(run: training_pb2.Run, now: float) -> str:
-    """Return who has the slots that a run waits for: "run 3 (2, 12m), run 5 (1, unknown)"; "": nobody."""
+    """Return the holders of slots that a run waits for: "run 3 (2, 12m), run 5 (1, unknown)"; "": none."""
     return ", ".join(
         f"run {one.run_id} ({one.slots}, "
         f"{age_text(_seconds(one.until) - now) if one.HasField('until') else 'unknown'})"
@@ -219,7 +219,7 @@ def holders_text(run: training_pb2.Run, now: float) -> str:
 
 
 def service_line(service: training_pb2.TrainingServiceGetServiceResponse) -> str:
-    """Sum up the service on one line: who waits, slots and runners; what is wrong with runners."""
+    """Summarize the service on one line: waiting runs, slots, runners and their problems."""
     attending = [runner for runner in service.runners if runner.attends]
     words = [
         f"{counted(service.runs_waiting, 'run')} waiting",
@@ -326,7 +326,7 @@ def _addresses(run: training_pb2.Run) -> list[tuple[str, str]]:
 
 
 def _slots(spec: training_pb2.RunSpec) -> str:
-    """Return the slots that a run takes: "4", or of an elastic run that may start with fewer "1-4"."""
+    """Return the slots of a run: "4", or "1-4" for an elastic run that may start with fewer."""
     each, most = spec.slots_per_instance or 1, spec.instances or 1
     least = min(spec.instances_min or most, most)
     return str(each * most) if least == most else f"{each * least}-{each * most}"

@@ -1,4 +1,4 @@
-"""What a job that scales by itself decides, as text (`elastane scale --auto`, `elastane plan`)."""
+"""Autoscaling decisions as text (`elastane scale --auto`, `elastane plan`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _outlook(one: job_pb2.ScalingDecision | job_pb2.Scaling, currency: str) -> s
 
 
 def scaling_line(job: job_pb2.Job) -> str:
-    """Return what a job that scales by itself asks for, and why; "" for others."""
+    """Describe the target of a job that scales by itself, and its reason; "" for others."""
     if not job.HasField("scaling"):
         return ""
     of = job.scaling

@@ -30,7 +30,7 @@ _REJECTED_SHOWN: Final = 12
 def run_parts(
     run: training_pb2.Run, scheduling: training_pb2.TrainingServiceGetSchedulingResponse, now: float
 ) -> list[RenderableType]:
-    """Return what `elastane why` prints of a run."""
+    """Return the output of `elastane why` for a run."""
     from rich.text import Text
 
     state = Text.assemble(
@@ -92,7 +92,7 @@ def _decision_table(decisions: Sequence[training_pb2.SchedulingDecision]) -> Tab
 
 
 def job_parts(job: job_pb2.Job, changes: Sequence[RingChange], *, complete: bool) -> list[RenderableType]:
-    """Return what `elastane why` prints of a job. complete: the changes go back to its beginning."""
+    """Return the output of `elastane why` for a job. complete: the changes go back to its beginning."""
     from rich.table import Table
     from rich.text import Text
 

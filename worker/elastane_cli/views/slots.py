@@ -12,7 +12,7 @@ from elastane_slots.staleness_counts import HOT_TIMES, quantiles
 if TYPE_CHECKING:
     from elastane_proto.v1 import ps_pb2
 
-#: Slots that are named as a server's busiest.
+#: Number of a server's busiest slots that are named.
 _HOT_MAX: Final = 3
 
 
@@ -71,7 +71,7 @@ def slot_rows(slots: ps_pb2.GetSlotsResponse) -> Iterator[tuple[str, ...]]:
 
 
 def place_state(place: ps_pb2.SlotPlace) -> str:
-    """Return what is happening to a slot, in words."""
+    """Describe the state of a slot."""
     if not place.owner:
         return "waits for a parameter server"
     if place.restoring:
@@ -84,7 +84,7 @@ def place_state(place: ps_pb2.SlotPlace) -> str:
 
 
 def summary_lines(slots: ps_pb2.GetSlotsResponse) -> Iterator[str]:
-    """Yield what is true of the whole job: model, leases, what went back, what is saved."""
+    """Yield a summary of the whole job: model, leases, restored and saved slots."""
     if slots.HasField("model"):
         model = slots.model
         parts = [counted(len(model.tensors), "tensor"), counted(len(model.tables), "table")]
@@ -115,7 +115,7 @@ def summary_lines(slots: ps_pb2.GetSlotsResponse) -> Iterator[str]:
 
 
 def status_lines(slots: ps_pb2.GetSlotsResponse) -> Iterator[str]:
-    """Yield what `elastane status` and `why` say of a job with slots: its servers, and `summary_lines`."""
+    """Yield the lines of `elastane status` and `why` for a job with slots: servers, and `summary_lines`."""
     ready = sum(bool(place.owner) and not place.restoring for place in slots.map.places)
     servers = ", ".join(
         one.ps_id if one.state == "serving" else f"{one.ps_id} ({one.state})"
@@ -127,7 +127,7 @@ def status_lines(slots: ps_pb2.GetSlotsResponse) -> Iterator[str]:
 
 
 def gate_line(gate: ps_pb2.LeaseGate) -> str:
-    """Say how stale a push can be, and what is in flight."""
+    """Describe the possible staleness of pushes, and the tasks in flight."""
     limit = f"at most {gate.limit}" if gate.HasField("limit") else "any number"
     line = (
         f"staleness: {limit}, {gate.worst} possible now; {counted(gate.outstanding, 'task')} in flight, "

@@ -24,8 +24,9 @@ def units_text(first_unit: int, end_unit: int) -> str:
 
 
 def cluster_of(job: job_pb2.Job) -> tuple[Cluster, int, int]:
-    """Return a pipeline's workers and the links between them, how many links are measured, and how many there
-    are. What is not measured is assumed as the master assumes it."""
+    """Return a pipeline's workers and links, the number of measured links, and of all links.
+
+    Unmeasured links are filled in as the master does."""
     from elastane_planner.cluster import Cluster, Device
     from elastane_planner.links import bandwidth_matrix
 
@@ -39,14 +40,14 @@ def cluster_of(job: job_pb2.Job) -> tuple[Cluster, int, int]:
 
 
 def stages_to_plain(job: job_pb2.Job) -> dict[str, Any] | None:
-    """Return the pipeline for JSON; None for a job whose model is not cut."""
+    """Return the pipeline for JSON; None for a job without one."""
     from elastane_cli.views.plain import to_plain
 
     return to_plain(job.pipeline) if job.HasField("pipeline") else None
 
 
 def stage_parts(job: job_pb2.Job) -> list[RenderableType]:
-    """Return the lines and the table of a pipeline's stages; none for a job whose model is not cut."""
+    """Return the lines and the table of a pipeline's stages; empty for a job without one."""
     from rich.markup import escape
     from rich.table import Table
     from rich.text import Text

@@ -1,9 +1,9 @@
-"""A decision of the scheduling policy arrives: what of it can be carried out becomes the allocation.
+"""Turns a decision of the scheduling policy into the allocation, as far as it is feasible.
 
-The policy decides beside the machine, about a state that may have changed since, and it may be wrong in any
-way. So a decision is cut to what is possible: runs that are over are left out, nobody gets more than it can
-use or than there is, a running black box keeps its slots, and a running elastic run keeps `instances_min`
-instances. What is left are wishes: only slots that are really free are given away.
+The policy decides outside the state machine, about a state that may have changed since, and may be wrong. So
+a decision is reduced to what is feasible: finished runs are left out, no run gets more than it can use or
+than exists, a running black box keeps its slots, and a running elastic run keeps `instances_min` instances.
+The rest are wishes: only slots that are really free are given away.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def decided(ctx: RunsContext, event: AllocationDecided) -> None:
         _failed(ctx, event)
         return
     if _note_unlike(ctx, event.unlike):
-        return  # its targets speak of the types before: the next decision knows the new ones
+        return  # its targets refer to the old types: the next decision knows the new ones
     wanted = _feasible(state, event.targets)
     targets, declined = _damped(ctx, wanted)
     reasons = {target.run_id: target.reason for target in event.targets}
@@ -60,7 +60,7 @@ def decided(ctx: RunsContext, event: AllocationDecided) -> None:
 
 
 def _note_unlike(ctx: RunsContext, unlike: Mapping[str, str]) -> bool:
-    """Count runners as what was measured; True if any counts as another type than before."""
+    """Record runners' types as measured; True if any has changed."""
     changed = False
     for name, runner in ctx.state.runners.items():
         measured = unlike.get(name, "")[:DEVICE_TYPE_MAX]
@@ -71,7 +71,7 @@ def _note_unlike(ctx: RunsContext, unlike: Mapping[str, str]) -> bool:
 
 
 def _failed(ctx: RunsContext, event: AllocationDecided) -> None:
-    """The policy did not decide: runs are ordered by fair share until it does."""
+    """Record a failure of the policy: runs are ordered by fair share until it decides."""
     allocation = ctx.state.allocation
     failure = event.failure[:TEXT_MAX]
     if allocation.failure == failure:
@@ -85,7 +85,7 @@ def _failed(ctx: RunsContext, event: AllocationDecided) -> None:
 
 
 def master_started(ctx: RunsContext) -> None:
-    """A new master keeps the allocation, and moves no running run before its policy knows how they go."""
+    """Keep the allocation after a restart; running runs are not moved before the policy has measurements."""
     settings, allocation = ctx.state.settings, ctx.state.allocation
     if allocation.policy != settings.scheduling_policy:
         allocation.policy, allocation.failure = "", ""
@@ -97,7 +97,7 @@ def master_started(ctx: RunsContext) -> None:
 
 
 def capacity(runners: Mapping[str, Runner]) -> Counter[str]:
-    """Return the slots of each device type, of all runners that are not lost and do not leave."""
+    """Return the slots of each device type on all runners that are not lost or leaving."""
     slots: Counter[str] = Counter()
     for runner in runners.values():
         if not runner.lost and not runner.leaving:
@@ -106,7 +106,7 @@ def capacity(runners: Mapping[str, Runner]) -> Counter[str]:
 
 
 def placed_by_type(run: Run, runners: Mapping[str, Runner], *, staying: bool = False) -> Instances:
-    """Return the instances of a run that have a place, by device type. staying: not on runners that leave."""
+    """Return the placed instances of a run by device type. staying: without those on leaving runners."""
     counts: Instances = {}
     for record in run.ranks:
         runner = runners.get(record.runner_id) if record.placed else None
@@ -116,7 +116,7 @@ def placed_by_type(run: Run, runners: Mapping[str, Runner], *, staying: bool = F
 
 
 def _feasible(state: RunsState, wanted: Iterable[Target]) -> dict[int, Instances]:
-    """Cut targets to what there is, in their order, after guarantees and what runs keep in any case."""
+    """Reduce targets to available slots, in order, after guarantees and the minimums of running runs."""
     left = capacity(state.runners)
     rooms = {owner: most for owner, most in state.slots_max.items() if most}
     floors: dict[int, Instances] = {}
@@ -169,9 +169,9 @@ def _least(has: Instances, least: int) -> Instances:
 
 
 def _cut(run: Run, wanted: Instances, floor: Instances, left: Counter[str], slots_max: float) -> Instances:
-    """Return what a run gets of what it should, and take that from `left`; {}: nothing.
+    """Return the feasible part of a run's target, and subtract it from `left`; {}: nothing.
 
-    floor: what it keeps in any case. slots_max: that its owner's quota leaves for it, the floor among them.
+    floor: its guaranteed minimum. slots_max: slots that its owner's quota allows, including the floor.
     """
     demand = run.demand
     given_back = Counter(left)
@@ -197,11 +197,11 @@ def _cut(run: Run, wanted: Instances, floor: Instances, left: Counter[str], slot
 def _damped(
     ctx: RunsContext, wanted: dict[int, Instances]
 ) -> tuple[dict[int, Instances], dict[int, tuple[Instances, str]]]:
-    """Leave running runs alone that were changed a moment ago, unless slots are gone, or others' at once.
+    """Keep recently changed running runs as they are, unless their slots are gone or urgently needed.
 
-    These are who starves, and queues that wait for what is guaranteed to them.
+    Urgent are starving runs, and queues that wait for their guaranteed slots.
 
-    Returns the targets, and for each run that was left alone what it should have had, and why not.
+    Returns the targets, and for each run kept as it is the intended target and the reason.
     """
     state, allocation = ctx.state, ctx.state.allocation
     settings = state.settings
@@ -226,7 +226,7 @@ def _damped(
 
 
 def _wait_seconds(ctx: RunsContext, run: Run) -> float:
-    """Return the seconds for which a running run may not be changed yet."""
+    """Return the seconds until a running run may be changed again."""
     if run.launch is None:
         return 0.0
     allocation = ctx.state.allocation
@@ -235,7 +235,7 @@ def _wait_seconds(ctx: RunsContext, run: Run) -> float:
 
 
 def _note_reshaped(ctx: RunsContext, targets: dict[int, Instances]) -> None:
-    """Remember which running runs are changed, and forget those that are over."""
+    """Record which running runs are changed, and remove those that are over."""
     state, allocation = ctx.state, ctx.state.allocation
     reshaped = {
         run_id: at
@@ -258,7 +258,7 @@ def _about(
     declined: dict[int, tuple[Instances, str]],
     reasons: dict[int, str],
 ) -> list[RunDecision]:
-    """Return what the decision says that was not said before."""
+    """Return the parts of the decision that are new."""
     state = ctx.state
     rejected = tuple(text[:TEXT_MAX] for text in event.rejected[:REJECTED_MAX])
     found: list[RunDecision] = []
@@ -295,7 +295,7 @@ def _kind(before: int, after: int, run: Run) -> DecisionKind:
 
 
 def _note(ctx: RunsContext, event: AllocationDecided, about: list[RunDecision]) -> None:
-    """Keep what was decided, of each run and of the service."""
+    """Record the decision for each run and for the service."""
     if not about:
         return
     for decision in about:

@@ -21,7 +21,7 @@ REJECTED_MAX = 10
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A run's share by a policy. instances: empty for a run that waits. reason: in words."""
+    """A run's target under a policy. instances: empty for a run that waits. reason: in words."""
 
     run_id: int
     instances: Instances = {}
@@ -43,7 +43,7 @@ class RunDecision(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True):
-    """A decision of the service. runs: about which it said something new; without choice and rejected."""
+    """A decision of the service. runs: those with new decisions, without choice and rejected."""
 
     time_at: float
     policy: str

@@ -1,8 +1,8 @@
-"""Attempts: which failures may pass, how long to wait for the next attempt, and how many there are.
+"""Attempts: which failures may be temporary, the delay before the next attempt, and their number.
 
-Exit codes mean what docs/exit-codes.md says: 0 success, 1 to 127 the same would happen again, 128 to 255 it
-may pass; so may a port that was taken, whatever the code. A lost runner or a launch that was taken back is
-not an attempt that failed.
+Exit codes follow docs/exit-codes.md: 0 success, 1 to 127 permanent failure, 128 to 255 possibly temporary
+failure; a taken port is temporary, whatever the code. A lost runner or an undone launch is not a failed
+attempt.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from elastane_master.decisions.runs.state import ServiceSettings
 
 
 def may_pass(exit_code: int) -> bool:
-    """True if a further attempt may do better than one that ended with this code."""
+    """True if another attempt may succeed after one that ended with this code."""
     return exit_code < 0 or exit_code >= 128
 
 
 def lost_its_port(last_line: str) -> bool:
-    """True if a process ended because another one had its port: it was free when the rank was started."""
+    """True if a process ended because another one took its port, which was free when the rank was started."""
     return "address already in use" in last_line.lower() or "EADDRINUSE" in last_line
 
 
 def exit_text(rank: int, exit_code: int) -> str:
-    """Say how an instance ended: "rank 1 ended with 137 (SIGKILL)"."""
+    """Describe how an instance ended: "rank 1 ended with 137 (SIGKILL)"."""
     number = exit_code - 128
     try:
         name = f" ({signal.Signals(number).name})" if number > 0 else ""
@@ -56,7 +56,7 @@ def retry_delay_seconds(settings: ServiceSettings, failures: int) -> float:
 
 
 def relaunch_delay_seconds(settings: ServiceSettings, failures: int) -> float:
-    """Return the delay before the next launch, after this many in a row were taken back."""
+    """Return the delay before the next launch, after this many in a row were undone."""
     return backoff_seconds(settings.relaunch_seconds, settings.relaunch_seconds_max, failures)
 
 

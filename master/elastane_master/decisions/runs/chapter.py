@@ -1,7 +1,7 @@
-"""Runs as the training-service chapter's own API shows them: five states, int32 job ids.
+"""Runs in the API of the training-service chapter: five states, int32 job ids.
 
-Its clients know no waiting for data, no suspension and no cancellation: these are projected onto what they do
-know, and the message says more.
+Its clients do not know waiting for data, suspension and cancellation: these are mapped to states that they
+know, with details in the message.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def status_of(run: RunView) -> TrainingStatus:
 
 
 def job_id(run_id: int) -> int:
-    """Return a run's id as int32. Raises ValueError for one that does not fit: the service gives none."""
+    """Return a run's id as int32. Raises ValueError if it does not fit, which no id of the service does."""
     if not 1 <= run_id <= RUN_ID_MAX:
         raise ValueError(f"run id {run_id} is not from 1 to {RUN_ID_MAX}")
     return run_id

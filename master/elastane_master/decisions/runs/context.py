@@ -1,7 +1,7 @@
 """Context of one event being decided: state, index, time, and the resulting effects.
 
-As of a job: validate, `touch`, change. Whoever changes a run or a runner says so (`changed_run`,
-`changed_runner`): what depends on it is brought up to date when the event has been decided.
+As for a job: validate, `touch`, change. Code that changes a run or a runner calls `changed_run` or
+`changed_runner`, so that derived state is updated after the event.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RunsContext:
         self.effects.append(effect)
 
     def send(self, runner: Runner, message: RunnerMessage) -> None:
-        """Send a message to a runner that attends; one that does not learns it when it returns."""
+        """Send a message to a connected runner; others get it when they return."""
         if runner.attends:
             self.effects.append(SendToRunner(runner.runner_id, runner.session, message))
 

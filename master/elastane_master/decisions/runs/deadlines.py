@@ -10,7 +10,7 @@ from elastane_master.decisions.runs.run import Ending, Run
 
 
 def deadline(ctx: RunsContext, run: Run) -> float | None:
-    """Next time at which something of a run is due."""
+    """Return the next time at which something is due for a run."""
     times = [run.next_attempt_at] if run.next_attempt_at is not None else []
     current = run.launch
     if current is not None:
@@ -27,7 +27,7 @@ def deadline(ctx: RunsContext, run: Run) -> float | None:
 
 
 def expire(ctx: RunsContext, run: Run) -> None:
-    """Do what is due."""
+    """Handle everything that is due."""
     if run.next_attempt_at is not None and run.next_attempt_at <= ctx.now:
         ctx.changed_run(run)
         run.next_attempt_at = None

@@ -1,6 +1,6 @@
 """Effects of the training service's decisions, carried out in order once the event is durable.
 
-One that is lost with its master is made good: messages to runners when they return, jobs at `MasterStarted`.
+Effects lost with a master are repeated: messages to runners when they return, jobs at `MasterStarted`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from elastane_master.decisions.runs.spec import RunSpec
 
 
 class RunnerMessage(msgspec.Struct, frozen=True, tag=True):
-    """Base of what is sent to a runner. attempt: of all."""
+    """Base of all messages to a runner."""
 
     attempt: AttemptKey
 
 
 class Prepare(RunnerMessage, frozen=True, tag=True):
-    """Get ready to start these ranks; the edge adds the artifact and checkpoint URLs."""
+    """Prepare to start these ranks; the edge adds the artifact and checkpoint URLs."""
 
     spec: RunSpec
     ranks: tuple[int, ...]
@@ -42,7 +42,7 @@ class Stop(RunnerMessage, frozen=True, tag=True):
 
 
 class Forget(RunnerMessage, frozen=True, tag=True):
-    """The launch is over and its outcome is known; its folder may go as soon as its logs are stored."""
+    """The launch is over and its outcome is known; its folder may be removed once its logs are stored."""
 
 
 class RunsEffect(msgspec.Struct, frozen=True, tag=True):
@@ -63,7 +63,7 @@ class CreateElasticJob(RunsEffect, frozen=True, tag=True):
 
 
 class CancelElasticJob(RunsEffect, frozen=True, tag=True):
-    """Cancel the job, and report its end, also of one that is not there."""
+    """Cancel the job and report its end, even if it does not exist."""
 
     run_id: int
     job: str
@@ -82,13 +82,13 @@ class RunEnded(RunsEffect, frozen=True, tag=True):
 
 
 class WriteRecord(RunsEffect, frozen=True, tag=True):
-    """Write the record of a run that is over, since no runner does; then `RecordWritten`."""
+    """Write the record of a finished run if no runner does; answered with `RecordWritten`."""
 
     run_id: int
 
 
 class LaunchFailureCounted(RunsEffect, frozen=True, tag=True):
-    """A runner could not carry a launch out, or end it, in time or at all; for metrics."""
+    """A runner failed to make or end a launch, or took too long; for metrics."""
 
     runner_id: str
 

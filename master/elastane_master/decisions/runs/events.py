@@ -1,8 +1,8 @@
-"""Every event of the training service. Those that changed the state are stored; replaying them gives it back.
+"""Every event of the training service. Those that changed the state are stored, for replay.
 
-Messages of runners bear the session of their stream: messages of an older one are ignored. A runner does the
-same thing twice without harm: a repeated Prepare is answered with Prepared again, a repeated Start or Stop
-with what has become of the instances.
+Messages of runners carry the session of their stream; those of an older session are ignored. Requests to
+runners are idempotent: a repeated Prepare is answered with Prepared again, a repeated Start or Stop with the
+state of the instances.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 class RankStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """An instance as its runner sees it.
 
-    exit_code: if `exited`; 128 plus a signal's number. reason: why it is lost; "": nobody knows.
+    exit_code: if `exited`; 128 plus number for a signal. reason: why it is lost; "": unknown.
     """
 
     rank: int
@@ -67,11 +67,9 @@ class RankReport(msgspec.Struct, frozen=True):
 
 
 class RunSubmitted(RunsEvent, frozen=True, tag=True):
-    """A run. owner: on whose account (`spec.owner_of`). data: what the resolver said of its dataset.
+    """A submitted run. owner: as in `spec.owner_of`. data: the resolver's answer about its dataset.
 
-    slots_max: the owner's quota from now on; 0: none; None: as it was.
-
-    Its result is a `Submitted`.
+    slots_max: the owner's quota from now on; 0: none; None: unchanged. The result is a `Submitted`.
     """
 
     spec: RunSpec
@@ -127,8 +125,8 @@ class RunDeleted(RunsEvent, frozen=True, tag=True):
 class RunnerJoined(RunsEvent, frozen=True, tag=True):
     """Hello, with all instances that the runner has.
 
-    owners: patterns of those whose runs its token allows; empty: everybody's. folder_id: tells runners of one
-    name apart. device_type: of its slots; "": `DEVICE_TYPE`. memory_bytes: of one device; 0: unknown.
+    owners: patterns of owners whose runs its token allows; empty: all. folder_id: distinguishes runners with
+    the same name. device_type: of its slots; "": `DEVICE_TYPE`. memory_bytes: of one device; 0: unknown.
     """
 
     runner_id: str
@@ -172,7 +170,7 @@ class LaunchPrepared(RunsEvent, frozen=True, tag=True):
 
 
 class LaunchFailed(RunsEvent, frozen=True, tag=True):
-    """Nothing of the launch is left on this runner. permanent: it would happen again, anywhere."""
+    """A launch failed and nothing of it is left on this runner. permanent: it would fail anywhere."""
 
     runner_id: str
     session: str
@@ -229,9 +227,9 @@ class RecordWritten(RunsEvent, frozen=True, tag=True):
 class AllocationDecided(RunsEvent, frozen=True, tag=True):
     """A decision of the scheduling policy. revision: of the state that it decided about.
 
-    choice, rejected: how it came about, and alternatives with their scores. targets: in the order in which
-    they get what is free. failure: the policy did not decide, and why. unlike: runners that count as another
-    type than they say, and as which.
+    choice, rejected: its explanation, and alternatives with their scores. targets: in the order in which they
+    get free slots. failure: why the policy did not decide. unlike: runners that count as a different type
+    than they report, with that type.
     """
 
     policy: str

@@ -1,10 +1,9 @@
-"""Whether the scheduling policy is fair: rho of each run that has succeeded. Pure.
+"""Fairness of the scheduling policy: rho of each run that has succeeded. Pure.
 
-A run's time from the queue to its end is compared with the one that it would have had if all elastic runs
-had shared the slots evenly, at the same costs, with the steps and speeds that were measured meanwhile.
-Later runs would only have made the even share slower, so what is known when a run ends can show a policy as
-worse than it is, never as better. Black boxes are left out, with their slots. Nothing of this is stored: a
-new master begins anew, and knows only runs that it has seen train.
+A run's time from queueing to its end is compared with its time if all elastic runs had shared the slots
+evenly, at the same costs, with the measured steps and speeds. Later runs would only have made the even share
+slower, so the comparison at the end of a run can only underrate a policy. Black boxes and their slots are
+left out. Nothing is stored: a new master starts over, and knows only runs that it has seen train.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ RUNS_MAX = 200
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that have ended, beside all that were there. seconds: from queue to end, by job."""
+    """Runs that have ended, and all runs to compare with. seconds: from queue to end, by job."""
 
     seconds: Mapping[str, float]
     jobs: tuple[Job, ...]
@@ -33,12 +32,12 @@ class Comparison:
     costs: Costs
 
     def rhos(self) -> list[float]:
-        """Return rho of each. It takes long enough to be computed beside the event loop."""
+        """Return rho of each run. Slow: compute it in a thread."""
         return list(rhos(self.seconds, fair_seconds(self.jobs, self.pool, self.costs)).values())
 
 
 class FairnessBook:
-    """Remembers the elastic runs that a policy was shown, until nobody is compared with them any more."""
+    """Elastic runs that the policy has seen, kept as long as they are needed for comparisons."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, Job] = {}
@@ -48,7 +47,7 @@ class FairnessBook:
         self._costs = Costs()
 
     def observe(self, shown: PoolView) -> None:
-        """Note what is known of runs now. Where device types have changed, all that is known is given up."""
+        """Record the current state of runs. If device types have changed, all records are dropped."""
         view = shown.view
         if self._pool is None or view.pool.types != self._pool.types:
             self._jobs, self._told, self._measured = {}, set(), set()
@@ -61,7 +60,7 @@ class FairnessBook:
                 self._measured.add(run.run_id)
 
     def ended(self, runs: Mapping[int, Run]) -> Comparison | None:
-        """Return what to compare of runs that have succeeded since; None: nothing."""
+        """Return the comparison for runs that have succeeded since the last call; None: no run has."""
         seconds: dict[str, float] = {}
         for run_id, job in self._jobs.items():
             run = runs.get(run_id)
@@ -77,7 +76,7 @@ class FairnessBook:
         return Comparison(seconds, compared, self._pool, self._costs)
 
     def _forget(self, runs: Mapping[int, Run]) -> None:
-        """Drop runs that were over before any that goes on had come, and the oldest of too many."""
+        """Drop runs that ended before any current run was queued, and the oldest ones beyond the limit."""
         going = [job.arrival_seconds for run_id, job in self._jobs.items() if run_id not in self._told]
         first = min(going, default=float("inf"))
 

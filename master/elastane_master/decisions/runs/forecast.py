@@ -1,9 +1,9 @@
 """Earliest starts of waiting runs, if nothing else is submitted and running ones end as expected. Pure.
 
-The queue is played forward: at the end of each run that has a launch, in the order of the ends, its slots are
-free, and the policy gives them to the runs that wait. How long a run of the queue will take is not known, so
-one that starts in the play keeps its slots. What no end makes room for has no forecast, and the reason says
-why: a run that holds slots has no known end, or others of the queue come before.
+The queue is simulated: at the end of each launched run, in order, its slots become free, and the policy gives
+them to waiting runs. The length of a queued run is not known, so one that starts in the simulation keeps its
+slots. A run that no end makes room for has no forecast, with the reason: a run that holds slots has no known
+end, or others in the queue come first.
 
     ends      run 3: in 40 s     run 5: unknown
     queue     run 8: in 40 s, waits for run 3     run 9: unknown, waits for run 5, whose end is unknown
@@ -46,9 +46,9 @@ class SlotHolder(msgspec.Struct, frozen=True):
 class Forecast(msgspec.Struct, frozen=True):
     """Earliest start of a waiting run.
 
-    earliest_at: seconds since the Unix epoch; None: unknown. holders: whose ends it waits for, the first to
-    end first. reason: what it waits for, or why nothing is known; "": no end makes room for it, as
-    no runner fits or its owner has no quota left.
+    earliest_at: seconds since the Unix epoch; None: unknown. holders: runs whose ends it waits for, earliest
+    first. reason: what it waits for, or why nothing is known; "": no end makes room for it, because no runner
+    fits or its owner has no quota left.
     """
 
     earliest_at: float | None
@@ -65,7 +65,7 @@ class _Held:
     slots: Mapping[str, int]
 
     def holder(self, slots: int) -> SlotHolder:
-        """Return it as a holder of `slots` awaited slots."""
+        """Return the holder of `slots` awaited slots."""
         return SlotHolder(self.run_id, slots, None if self.ends_at == math.inf else self.ends_at)
 
 
@@ -79,7 +79,7 @@ def forecasts(
 ) -> dict[int, Forecast]:
     """Return the forecasts of the first RUNS_MAX waiting runs, by id.
 
-    active: runs with a launch. ends: when runs end if nothing changes, of those whose end is known.
+    active: runs with a launch. ends: predicted end times, as far as known.
     """
     held = _held(state, active, ends, now)
     starts = _Play(state, policy, now).play(waiting, held)
@@ -95,7 +95,7 @@ def forecasts(
 
 
 def _held(state: RunsState, active: Iterable[int], ends: Mapping[int, float], now: float) -> list[_Held]:
-    """Return what the active runs hold, the first to end first."""
+    """Return the slots that active runs hold, earliest end first."""
     slots: dict[int, dict[str, int]] = {run_id: {} for run_id in active}
     for name, runner in state.runners.items():
         if not runner.attends or runner.leaving:
@@ -110,18 +110,18 @@ def _held(state: RunsState, active: Iterable[int], ends: Mapping[int, float], no
 
 
 class _Play:
-    """The queue, played forward. Changes nothing of the state."""
+    """Simulation of the queue. Does not change the state."""
 
     def __init__(self, state: RunsState, policy: QueuePolicy, now: float) -> None:
         self._state, self._policy, self._now = state, policy, now
         self._free = placement.free_slots(state.runners)
-        # Of each runner's free slots: who had them, None for those that are free now.
+        # Previous holder of each runner's free slots; None for slots that are free now.
         self._origins: dict[str, list[_Held | None]] = {
             name: [None] * slots for name, slots in self._free.items()
         }
 
     def play(self, waiting: Waiting, held: list[_Held]) -> dict[int, Forecast | None]:
-        """Return the forecasts of the first waiting runs; None of those that no known end makes room for."""
+        """Return the forecasts of the first waiting runs; None for runs that no known end makes room for."""
         first = self._first(waiting)
         found: dict[int, Forecast | None] = dict.fromkeys(first)
         part = Waiting()
@@ -151,7 +151,7 @@ class _Play:
             self._origins.setdefault(name, []).extend([held] * slots)
 
     def _start(self, part: Waiting, at: float) -> list[tuple[int, tuple[SlotHolder, ...]]]:
-        """Return the runs that start, and who had their slots. What is reserved for others stays free."""
+        """Return the runs that start, and the previous holders of their slots; reserved slots stay free."""
         started = []
         for place in self._policy.order(self._state, part, dict(self._free), at, whole=False):
             if place.verdict != "start":
@@ -176,7 +176,7 @@ class _Holders:
         self._known: dict[Shape, list[SlotHolder]] = {}
 
     def find(self, run: Run) -> list[SlotHolder]:
-        """Return them, the first to end first, those whose end is unknown at last."""
+        """Return the holders, earliest end first, unknown ends last."""
         shape = placement.shape_of(run)
         if shape not in self._known:
             usable = {name for name, one in self._state.runners.items() if not placement.mismatch(run, one)}
@@ -197,7 +197,7 @@ def _waits(holders: tuple[SlotHolder, ...]) -> str:
 
 
 def _unknown(state: RunsState, run: Run, fitting: list[SlotHolder]) -> Forecast:
-    """Say why no end that is known makes room for a run."""
+    """Explain why no known end makes room for a run."""
     room = usage.room(state.uses, state.slots_max, run.owner)
     if run.demand.slots_min > room or placement.obstacle(run, state.runners):
         return Forecast(None, (), "")

@@ -1,7 +1,7 @@
-"""Slots that instances take on runners, and who is charged for them.
+"""Accounting of slots that instances take on runners.
 
-Every change of what a runner holds goes through here, so that its slots, its owners' use and the runs'
-slot-seconds cannot drift apart.
+Every change of a runner's holdings goes through this module, so that its slots, the owners' use and the runs'
+slot-seconds stay consistent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def hold(ctx: RunsContext, runner: Runner, run: Run, ranks: Iterable[int]) -> No
 def hold_stale(
     ctx: RunsContext, runner: Runner, run_id: int, attempt: int, fence: int, slots: int, rank: int
 ) -> None:
-    """Note an instance that has been given up but still is on the runner. slots: of one instance."""
+    """Record an abandoned instance that is still on the runner. slots: of one instance."""
     holding = runner.holds.setdefault(fence, Holding(run_id, attempt, fence, slots))
     if rank not in holding.stale:
         holding.stale.append(rank)
@@ -43,7 +43,7 @@ def hold_stale(
 
 
 def give_up(ctx: RunsContext, runner: Runner, fence: int, ranks: Iterable[int] | None = None) -> None:
-    """Charge nobody any more for these instances (None: all of the launch), which still end there."""
+    """Stop charging for these instances (None: all of the launch), which are still ending."""
     holding = runner.holds.get(fence)
     if holding is None:
         return
@@ -77,13 +77,13 @@ def release(ctx: RunsContext, runner: Runner, fence: int, ranks: Iterable[int] |
 
 
 def release_all(ctx: RunsContext, runner: Runner) -> None:
-    """Forget everything that a runner holds."""
+    """Remove all holdings of a runner."""
     for fence in list(runner.holds):
         release(ctx, runner, fence)
 
 
 def has(runner: Runner, fence: int, rank: int) -> bool:
-    """True if the runner holds this instance, be it stale."""
+    """True if the runner holds this instance, even as stale."""
     holding = runner.holds.get(fence)
     return holding is not None and (rank in holding.ranks or rank in holding.stale)
 
@@ -95,7 +95,7 @@ def _uncharge(ctx: RunsContext, holding: Holding, instances: int) -> None:
 
 
 def _charge(ctx: RunsContext, run: Run, slots: int) -> None:
-    """Charge a run and its owner up to now, and for `slots` more from now on."""
+    """Charge a run and its owner up to now, and add `slots` from now on."""
     use = ctx.state.uses.get(run.owner)
     if use is None:
         use = ctx.state.uses[run.owner] = Use(step=usage.step_of(ctx.now), charged_at=ctx.now)

@@ -1,6 +1,7 @@
 """Index of waiting runs, by age and by owner, and of deadlines. Derived from the state, never stored.
 
-No decision may depend on anything here that the state does not tell: a restored machine has a new index.
+No decision may depend on anything here that does not follow from the state: a restored machine has a new
+index.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Subject = tuple[Literal["run", "runner"], int | str]
 class Waiting:
     """Runs that wait for slots.
 
-    by_wait: all, those that have waited longest first. by_priority: of each priority, by owner, the oldest
-    first. shapes: of each, as a number; shape_counts: how many have it.
+    by_wait: all, longest waiting first. by_priority: by priority and owner, oldest first. shapes: number of
+    each run's shape; shape_counts: runs of each shape.
     """
 
     __slots__ = ("_entries", "_shape_numbers", "by_priority", "by_wait", "shape_counts", "shapes")
@@ -44,7 +45,7 @@ class Waiting:
         return run_id in self._entries
 
     def add(self, run: Run) -> None:
-        """Add a run, or move it to where it belongs now."""
+        """Add a run, or update its position."""
         self.discard(run.run_id)
         entry = (run.priority, run.owner, (run.queued_at, run.run_id), (run.waiting_since, run.run_id))
         insort(self.by_wait, entry[3])
@@ -119,7 +120,7 @@ class Deadlines:
         return None
 
     def due(self, now: float) -> list[Subject]:
-        """Remove and return those that are due, in a fixed order."""
+        """Remove and return the due ones, in a fixed order."""
         due: list[Subject] = []
         while (at := self.next()) is not None and at <= now:
             _, subject = heapq.heappop(self._heap)
@@ -130,8 +131,8 @@ class Deadlines:
 
 class Index:
     """waiting, deadlines: see there. pending: runs that have not been launched, for whatever reason.
-    active: runs with a launch. waiting_data: runs that wait for their dataset. alive_by_owner: of each owner
-    those that are not over. ticked_at: time of the last Tick.
+    active: runs with a launch. waiting_data: runs that wait for their dataset. alive_by_owner: unfinished
+    runs of each owner. ticked_at: time of the last Tick.
     """
 
     __slots__ = (
@@ -158,7 +159,7 @@ class Index:
             self.update(run)
 
     def update(self, run: Run) -> None:
-        """Take over what a run's record says now."""
+        """Update the index from a run's record."""
         launched, waits = run.launch is not None, run.waits
         seen = (run.state, launched, waits, run.priority, run.queued_at, run.waiting_since)
         if self._seen.get(run.run_id) == seen:
@@ -182,7 +183,7 @@ class Index:
         return len(self.alive_by_owner.get(owner, ()))
 
     def remove(self, run_id: int) -> None:
-        """A run was deleted."""
+        """Remove a deleted run."""
         self._seen.pop(run_id, None)
         self.waiting.discard(run_id)
         self.active.discard(run_id)

@@ -111,7 +111,7 @@ def prepared(ctx: RunsContext, event: LaunchPrepared) -> None:
 
 
 def at_work(ctx: RunsContext, run: Run, record: RankRecord, words: str) -> None:
-    """Handle a runner's report of progress with preparing or starting a rank: extend the rank's deadline."""
+    """Handle a runner's progress report on preparing or starting a rank: extend the rank's deadline."""
     record.deadline_at = _deadline(ctx)
     if words:
         run.reason = f"{record.runner_id}: {words}"
@@ -139,7 +139,7 @@ def send_start(ctx: RunsContext, run: Run, runner: Runner, ranks: Iterable[int])
 def current(ctx: RunsContext, runner: Runner, key: AttemptKey) -> Run | None:
     """Return the run whose current launch a runner's message is about.
 
-    None for a launch that is being stopped, and for one that was given up, which the runner then has to stop.
+    None for a launch that is being stopped, and for an abandoned one, which the runner must then stop.
     """
     run = ctx.run_of_fence(key.run_id, key.fence)
     if run is None or run.launch is None or run.launch.attempt != key.attempt:
@@ -151,7 +151,7 @@ def current(ctx: RunsContext, runner: Runner, key: AttemptKey) -> Run | None:
 
 
 def send_stop_of_given_up(ctx: RunsContext, runner: Runner, key: AttemptKey) -> None:
-    """Have a runner stop a launch that is not its run's current one."""
+    """Order a runner to stop a launch that is not its run's current one."""
     run = ctx.state.runs.get(key.run_id)
     grace_seconds = run.demand.grace_seconds if run is not None else 0.0
     ctx.send(runner, Stop(key, grace_seconds, "this launch was given up"))
@@ -187,7 +187,7 @@ def failed(ctx: RunsContext, event: LaunchFailed) -> None:
         return
     run = ctx.run_of_fence(event.attempt.run_id, event.attempt.fence)
     if run is None or run.launch is None or run.launch.ending is not None:
-        return  # it was asked to stop, and confirms that
+        return  # confirms a requested stop
     reason = f"{runner.runner_id} could not launch it: {event.reason}"
     if run.demand.elastic:
         # Other instances of the launch may run there, or a later Prepare may be on its way.
@@ -214,7 +214,7 @@ def lose_ranks(ctx: RunsContext, run: Run, runner: Runner, ranks: Iterable[int] 
 
 
 def after_loss(ctx: RunsContext, run: Run, reason: str, launch_failed: bool = False) -> None:
-    """Go on after instances were lost: an elastic run with enough left does; every other is stopped.
+    """Handle lost instances: an elastic run with enough left continues; any other launch is stopped.
 
     launch_failed: they were never started.
     """
@@ -240,7 +240,7 @@ def after_loss(ctx: RunsContext, run: Run, reason: str, launch_failed: bool = Fa
 
 
 def count_failure(ctx: RunsContext, runner: Runner, reason: str) -> None:
-    """Count a failed launch; after several in a row the runner gets nothing for a time that grows."""
+    """Count a failed launch; after several in a row the runner is paused, for longer each time."""
     settings = ctx.state.settings
     runner.failed_launches += 1
     ctx.changed_runner(runner)
@@ -255,7 +255,7 @@ def count_failure(ctx: RunsContext, runner: Runner, reason: str) -> None:
 
 
 def succeeded_on(ctx: RunsContext, runner: Runner) -> None:
-    """An instance runs: the runner can launch."""
+    """Record that an instance runs, which shows that the runner can launch."""
     if runner.failed_launches or runner.pauses:
         runner.failed_launches = runner.pauses = 0
         ctx.changed_runner(runner)
@@ -275,7 +275,7 @@ def put_off(ctx: RunsContext, run: Run, runner: Runner) -> None:
 
 
 def expire(ctx: RunsContext, run: Run) -> None:
-    """Take back what was not prepared, or does not run, in time."""
+    """Undo instances that were not prepared, or do not run, in time."""
     late = [
         record
         for record in run.ranks
@@ -302,7 +302,7 @@ def expire(ctx: RunsContext, run: Run) -> None:
 
 
 def take_back(ctx: RunsContext, run: Run, runner: Runner, ranks: list[int], reason: str) -> None:
-    """Stop single instances of an elastic run; their slots are free once the runner confirms."""
+    """Stop single instances of an elastic run; their slots become free once the runner confirms."""
     assert run.launch is not None
     holdings.give_up(ctx, runner, run.launch.fence, ranks)
     lose_ranks(ctx, run, runner, ranks)
@@ -317,7 +317,7 @@ def send_stop_rank(ctx: RunsContext, run: Run, runner: Runner, rank: int, reason
 
 
 def master_started(ctx: RunsContext, run: Run) -> None:
-    """Runners return to a new master: every wait for them begins anew."""
+    """Restart all waits for runners, which have to return to the new master."""
     launch = run.launch
     if launch is None:
         return

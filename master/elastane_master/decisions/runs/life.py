@@ -2,7 +2,7 @@
 
 A launch that must end is stopped on every runner. The run enters its next state only when all of them have
 confirmed or are lost, so that no two launches of a run are alive at the same time, as far as the master can
-know. A cancellation outweighs every other reason. Without a launch, a run ends at once.
+know. A cancellation takes precedence over every other reason. Without a launch, a run ends at once.
 
 The record of the run is written by the runner that had rank 0 in the last launch, when it receives Forget for
 it; by the master if there was no launch, or if this runner is away.
@@ -19,12 +19,12 @@ from elastane_master.decisions.runs.runner import Runner
 
 
 def key_of(run: Run, launch: Launch) -> AttemptKey:
-    """Name a launch to runners."""
+    """Return the key that identifies a launch to runners."""
     return AttemptKey(run.run_id, launch.attempt, launch.fence)
 
 
 def stop_launch(ctx: RunsContext, run: Run, ending: Ending) -> None:
-    """Stop a launch everywhere; a better reason replaces the one for which it is being stopped."""
+    """Stop a launch everywhere; a reason of higher precedence replaces the current one."""
     launch = run.launch
     assert launch is not None
     first = launch.ending is None
@@ -58,7 +58,7 @@ def stop_deadline(ctx: RunsContext, run: Run) -> float:
 
 
 def _better(old: Ending | None, new: Ending) -> Ending:
-    """Choose: a cancellation, then a lost runner over an exit code, an end over a further launch."""
+    """Order of precedence: cancellation; lost runner before exit code; end before a further launch."""
     outweighs = (
         old is None
         or new.verdict == "cancelled"
@@ -69,7 +69,7 @@ def _better(old: Ending | None, new: Ending) -> Ending:
 
 
 def cancel_job(ctx: RunsContext, run: Run) -> None:
-    """Cancel the elastic job of a run, if it has one that is not over; remembered until it is."""
+    """Cancel the elastic job of a run, if it has an unfinished one; remembered until it has ended."""
     if run.job and not run.job_over and run.job not in ctx.state.jobs_to_cancel:
         ctx.touch()
         ctx.state.jobs_to_cancel[run.job] = run.run_id
@@ -77,7 +77,7 @@ def cancel_job(ctx: RunsContext, run: Run) -> None:
 
 
 def confirmed(ctx: RunsContext, run: Run, runner: Runner) -> None:
-    """A runner has nothing of a launch left that is being stopped."""
+    """Handle a runner's confirmation that nothing is left of a launch that is being stopped."""
     launch = run.launch
     assert launch is not None
     holdings.release(ctx, runner, launch.fence)
@@ -87,7 +87,7 @@ def confirmed(ctx: RunsContext, run: Run, runner: Runner) -> None:
 
 
 def conclude_if_gone(ctx: RunsContext, run: Run) -> None:
-    """Give a run its next state if nothing of its launch is left."""
+    """Change a run to its next state if nothing of its launch is left."""
     launch = run.launch
     if launch is None or launch.ending is None or launch.awaited:
         return
@@ -108,7 +108,7 @@ def conclude_if_gone(ctx: RunsContext, run: Run) -> None:
 
 
 def _will_record(ctx: RunsContext, run: Run, launch: Launch) -> bool:
-    """True if the runner of rank 0 will get Forget for what it had prepared, and so writes the record."""
+    """True if the runner of rank 0 will get Forget for its launch, and so writes the record."""
     first = run.ranks[0]
     runner = ctx.state.runners.get(first.runner_id)
     is_told = runner is not None and runner.attends and launch.fence not in runner.holds
@@ -163,7 +163,7 @@ def end(ctx: RunsContext, run: Run, state: RunState, reason: str, recorded: bool
 
 
 def forget_record(ctx: RunsContext, run_id: int) -> None:
-    """The record of a run is written, or not due any more."""
+    """Note that the record of a run is written, or no longer due."""
     if run_id in ctx.state.records_due:
         ctx.touch()
         ctx.state.records_due.remove(run_id)

@@ -80,7 +80,7 @@ _decoder = msgspec.msgpack.Decoder(StoredRuns)
 
 
 def version_of(snapshot: bytes) -> int:
-    """The form that a snapshot's state is in, whether it can be restored or not; 0: it is no snapshot."""
+    """Return the format version of a snapshot, even if it cannot be restored; 0: it is no snapshot."""
     try:
         return _version.decode(snapshot).version
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -152,7 +152,7 @@ class RunsMachine:
             self.index.deadlines.set(("runner", runner_id), at)
 
     def _report(self, ctx: RunsContext) -> None:
-        """Count the changes of runs, and report them."""
+        """Count and report changes of runs."""
         for run_id in ctx.runs_changed:
             run = self.state.runs.get(run_id)
             if run is not None:

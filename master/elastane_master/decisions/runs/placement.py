@@ -1,7 +1,7 @@
 """Placement of instances on runners. Pure functions of the runners and their free slots.
 
-A gang of a black box is placed whole, on runners of one kind: on the fullest runner that has room for all,
-else on as few as possible. An elastic run takes what it needs to start; the rest is added as slots come free.
+All instances of a black box are placed together, on runners of one kind: on the fullest runner with room for
+all, else on as few as possible. An elastic run starts with its minimum; the rest is added as slots come free.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def free_slots(runners: Mapping[str, Runner]) -> Free:
 
 
 def shape_of(run: Run) -> Shape:
-    """Return what decides where a run fits."""
+    """Return the properties that decide where a run fits."""
     spec, demand = run.spec, run.demand
     return (
         demand.instances_min,
@@ -61,7 +61,7 @@ def mismatch(run: Run, runner: Runner) -> str:
 
 
 def _family(run: Run, runner: Runner) -> tuple[str, str]:
-    """What is equal of all runners of a launch: their kind, and that of their devices for an elastic run."""
+    """Properties that all runners of a launch share: their kind and, if elastic, that of their devices."""
     return runner.kind, device_kinds.kind_of(run, runner)
 
 
@@ -121,9 +121,9 @@ def _ranks(counts: Mapping[str, int], ranks: Iterable[int]) -> Assignment:
 
 
 def place_more(run: Run, ranks: Iterable[int], runners: Mapping[str, Runner], free: Free) -> Assignment:
-    """Place as many of these instances of an elastic run as there is room for, on the kinds that it runs on.
+    """Place as many of these instances of an elastic run as fit, on the kinds that it runs on.
 
-    None is placed on a runner that still has to stop others of the launch.
+    Runners that still have to stop other instances of the launch are left out.
     """
     slots = run.demand.slots_per_instance
     fence = run.launch.fence if run.launch else 0
@@ -155,12 +155,10 @@ def take(free: Free, assignment: Assignment, slots_per_instance: int) -> None:
 
 
 def reserve(run: Run, runners: Mapping[str, Runner], free: Free) -> Free:
-    """Take what is free for a run that does not fit yet, on the runners where it will fit soonest.
+    """Reserve free slots for a run that does not fit yet, on the runners where it will fit soonest.
 
-    Returns the slots that it needs there, whether they are free or not.
-
-    What is free there only grows until it fits: the runners with most free slots are chosen each time.
-    Returns and takes nothing if it would not fit although all of them were free.
+    Returns the slots that it needs there, free or not. The runners with most free slots are chosen each time,
+    so reserved slots only grow until the run fits. Returns nothing if it would not fit even on idle runners.
     """
     slots, needed = run.demand.slots_per_instance, run.demand.instances_min
     by_family: dict[tuple[str, str], dict[str, int]] = {}

@@ -1,8 +1,8 @@
 """The service as a scheduling policy sees it: runs as jobs, slots as devices. Pure.
 
-A device is a slot of a runner; its type is the runner's. A run whose instances take several slots counts as
-so many times the ESTs: with s slots each, n slots host ceil(N s / n) of them, as long a step as floor(n / s)
-instances need. A black box runs on exactly its slots, all of one type; once it has them they are not offered.
+A device is a slot of a runner, with the runner's type. A run whose instances take s slots counts as having s
+times its N ESTs: n slots host ceil(N s / n) each, which gives the step time of floor(n / s) instances. A
+black box runs on exactly its slots, all of one type; once it has them they are not offered to the policy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Progress:
     """Measurements of an elastic run's job. est_seconds: of an EST's part of a step, by device type.
 
     steps: committed. steps_all: 0: unknown. step_seconds: of a step of its present ring; 0.0: unknown.
-    ests_max: that one instance has memory for, by device type; without an entry: unknown.
+    ests_max: ESTs that fit into the memory of one instance, by device type; without an entry: unknown.
     """
 
     est_seconds: Mapping[str, float]
@@ -60,9 +60,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class PoolView:
-    """See the module. runs: of the jobs, in their order. unmeasured: runs whose speed is not measured.
+    """The view. runs: of the jobs, in their order. unmeasured: runs whose speed is not measured.
 
-    revision: of the state. left_out: runs that no slots of the pool can carry, and why.
+    revision: of the state. left_out: runs that the pool cannot carry, with the reason.
     """
 
     view: View
@@ -72,7 +72,7 @@ class PoolView:
     left_out: Mapping[int, str]
 
     def targets(self, decision: Decision) -> tuple[Target, ...]:
-        """Return what a decision means for the runs, with a reason for each."""
+        """Translate a policy's decision to targets of runs, with a reason for each."""
         found: list[Target] = []
         texts = reasons(self.view, decision)
         for run, counts, reason in zip(self.runs, decision.allocation, texts, strict=True):
@@ -91,9 +91,9 @@ class PoolView:
 def pool_view(
     state: RunsState, index: Index, progress: Mapping[int, Progress], now: float, costs: Costs
 ) -> PoolView | None:
-    """Return what a policy decides about; None if there are no slots or no runs.
+    """Return the view for a policy; None if there are no slots or no runs.
 
-    progress: by run, of those whose job has said something.
+    progress: by run, for those whose job has reported it.
     """
     slots = capacity(state.runners)
     types = tuple(sorted(name for name, count in slots.items() if count > 0))
@@ -143,7 +143,7 @@ def pool_view(
 
 
 def _queues(state: RunsState, index: Index, types: Sequence[str]) -> tuple[Queue, ...]:
-    """Return the queues, without guaranteed slots that their black boxes have: those are not offered."""
+    """Return the queues, without guaranteed slots held by their black boxes, which are not offered."""
     queues = state.settings.queues
     fixed = [run for run_id in index.active if not (run := state.runs[run_id]).demand.elastic]
     held = slots_held(queues, fixed, state.runners) if queues else {}
@@ -158,9 +158,9 @@ def _queues(state: RunsState, index: Index, types: Sequence[str]) -> tuple[Queue
 
 
 def _runs(state: RunsState, index: Index, now: float) -> tuple[list[Run], dict[int, str]]:
-    """Return running elastic runs and the first ones that wait, the oldest first; and others, with why not.
+    """Return running elastic runs and the first waiting ones, oldest first; and the others with reasons.
 
-    Those others are runs whose owner has no room for them in its quota: slots that they got would stay idle.
+    The others are runs whose owner's quota has no room for them: slots assigned to them would stay idle.
     """
     running = [
         run
@@ -185,10 +185,10 @@ def _runs(state: RunsState, index: Index, now: float) -> tuple[list[Run], dict[i
 
 
 def _most(state: RunsState, runs: Sequence[Run]) -> dict[int, int]:
-    """Return the slots that each run may have within the quota of its owner, of those that have a quota.
+    """Return the slots that each run may have within its owner's quota; runs without a quota are left out.
 
-    All have what they have, and what they need to start; then the oldest first have what they can use. Which
-    run of an owner gets more than that is not left to the policy, which knows nothing of owners.
+    Each run may keep its slots and have its minimum; then the oldest get what they can use. This is not left
+    to the policy, which does not know owners.
     """
     found: dict[int, int] = {}
     rooms = {owner: usage.room(state.uses, state.slots_max, owner) for owner in state.slots_max}
@@ -210,7 +210,7 @@ def _most(state: RunsState, runs: Sequence[Run]) -> dict[int, int]:
 
 
 def _usual(known: Iterable[Progress]) -> dict[str, float]:
-    """Return the median of what runs have measured, by device type."""
+    """Return the median of the runs' measurements, by device type."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     for one in known:
         for name, seconds in one.est_seconds.items():
@@ -223,8 +223,8 @@ def est_seconds(
 ) -> tuple[float, ...]:
     """Return the seconds of an EST's part of a step on each type.
 
-    Measured ones as they are; others by what is usual on that type, as many times as this run's measured
-    ones are longer than what is usual on theirs; without any `EST_SECONDS`.
+    Measured types as they are; others by the usual value of that type, scaled by this run's ratio to the
+    usual values on its measured types; `EST_SECONDS` if nothing is known.
     """
     ratios = [known[name] / usual[name] for name in sorted(known) if usual.get(name)]
     factor = statistics.median(ratios) if ratios else 1.0
@@ -253,7 +253,7 @@ def _shape(
     exchange_seconds: float,
     workers_max: int,
 ) -> Shape:
-    """Equal runs share one shape, and what it remembers."""
+    """Return a shape; equal runs share one, with its cache."""
     return Shape(
         ests, seconds, limits, True, workers_min, exchange_seconds, workers_max=workers_max, kinds=kinds
     )
@@ -272,7 +272,7 @@ def _job_state(
 ) -> JobState:
     """Return a run as a job. Raises InvalidSettings for one that the pool cannot carry.
 
-    slots_max: that it may have within its owner's quota; None: its owner has none.
+    slots_max: limit from its owner's quota; None: no quota.
     """
     demand = run.demand
     known = known or Progress({})
@@ -287,7 +287,7 @@ def _job_state(
     kinds = kinds_at(device_kinds.level_of(run) if demand.elastic else "d1", pool.types)
     devices = _devices(run, runners, pool)
     exchange = _exchange(run, known, seconds, devices)
-    # Policies see no runners: of a type that only some runners may give it, not more slots than theirs.
+    # Policies do not see runners: if only some runners of a type fit, limit it to their slots.
     usable = min(ests, sum(fits.values()))
     if (classes := scaling.wanted(run)) is not None:
         usable = min(usable, sum(classes.values()) * demand.slots_per_instance)
@@ -332,7 +332,7 @@ def _devices(run: Run, runners: Mapping[str, Runner], pool: Pool) -> Counts:
 
 
 def _exchange(run: Run, known: Progress, seconds: Sequence[float], devices: Counts) -> float:
-    """Return what is left of a measured step without the part of the slowest worker."""
+    """Return a measured step's time without the part of the slowest worker."""
     workers = sum(devices) // run.demand.slots_per_instance
     if not known.step_seconds or workers < 2:
         return 0.0
@@ -342,9 +342,9 @@ def _exchange(run: Run, known: Progress, seconds: Sequence[float], devices: Coun
 
 
 def _request(run: Run, pool: Pool, fits: Mapping[str, int], seconds: Sequence[float], usable: int) -> Counts:
-    """Return the slots that policies without elasticity give it: all on one type, as many as that has.
+    """Return the slots under policies without elasticity: all on one type, as many as that has.
 
-    usable: more are of no use to it.
+    usable: the most that it can use.
     """
     demand = run.demand
     wanted = min(demand.instances * demand.slots_per_instance, usable)
@@ -355,7 +355,7 @@ def _request(run: Run, pool: Pool, fits: Mapping[str, int], seconds: Sequence[fl
 
 
 def _steps_left(run: Run, known: Progress, shape: Shape) -> tuple[float, bool]:
-    """Return the steps that a run has left; one that does not say it is believed to be halfway."""
+    """Return the steps that a run has left; one of unknown length is assumed to be halfway."""
     if known.steps_all:
         return max(1.0, float(known.steps_all - known.steps)), True
     return max(float(known.steps), GUESS_SECONDS_MIN / shape.levels[0][0]), False

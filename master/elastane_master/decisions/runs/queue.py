@@ -1,10 +1,10 @@
 """The order of runs that wait for slots, behind an interface that another scheduler can replace.
 
 Higher priority first; then the owner with the least weighted, decayed use; then the older run. A run that
-does not fit does not block others. The run that has waited longest, from `starvation_seconds` on, has slots
-reserved until it fits; after it has started, one goes in the ordinary order before the next is reserved, so
-that priorities still mean something where everybody waits for long. A run whose owner has no quota of slots
-left for it waits without holding others up.
+does not fit does not block others. The longest waiting run, from `starvation_seconds` on, has slots reserved
+until it fits; after it has started, one run starts in the ordinary order before the next reservation, so that
+priorities still count when all runs wait for long. A run beyond its owner's quota waits without blocking
+others.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from elastane_master.decisions.runs.state import RunsState
 class Place(msgspec.Struct, frozen=True):
     """A policy's verdict on one run.
 
-    verdict: it starts, with the assignment; or slots are reserved for it; or it waits. reserved: it starts
-    since slots were reserved. needs: slots that are reserved, by runner, as soon as they are free.
+    verdict: it starts, with the assignment; or slots are reserved for it; or it waits. reserved: it starts on
+    reserved slots. needs: slots to reserve, by runner, as soon as they are free.
     """
 
     run_id: int
@@ -44,10 +44,9 @@ class QueuePolicy(Protocol):
     def order(
         self, state: RunsState, waiting: Waiting, free: Free, now: float, *, whole: bool = True
     ) -> Iterator[Place]:
-        """Yield the waiting runs in their order, taking from `free` what they get or is reserved for them.
+        """Yield the waiting runs in order, subtracting from `free` what they get or is reserved for them.
 
-        Nothing but `free` is changed. whole: False if only those are wanted that start, or for which
-        slots are reserved.
+        Only `free` is changed. whole: False to get only runs that start, or for which slots are reserved.
         """
         ...
 
@@ -57,7 +56,7 @@ class QueuePolicy(Protocol):
 
 
 class FairShare:
-    """The order that this module's text describes."""
+    """The order described in this module's docstring."""
 
     def order(
         self, state: RunsState, waiting: Waiting, free: Free, now: float, *, whole: bool = True
@@ -87,7 +86,7 @@ class FairShare:
                 started.add(run_id)
             if whole or place.verdict == "start":
                 yield place
-            # Its turn is over: the longest waiting may have the rest reserved.
+            # Its turn is over: the rest may be reserved for the longest waiting run.
             if (
                 place.verdict == "start"
                 and reserved < 0
@@ -125,13 +124,13 @@ def _reserve(
     started: set[int],
     quotas: _Quotas,
 ) -> Place | None:
-    """Start the run that has waited longest, or take slots for it; None if nobody has waited too long."""
+    """Start the longest waiting run, or reserve slots for it; None if no run has waited too long."""
     hopeless: set[int] = set()
     for run_id in waiting.starving(now, state.settings.starvation_seconds):
         run, shape = state.runs[run_id], waiting.shapes[run_id]
         if run_id in started or shape in hopeless:
             continue
-        if quotas.obstacle(run):  # slots that are kept for it would be of no use
+        if quotas.obstacle(run):  # reserved slots would be useless to it
             hopeless.add(shape)
             continue
         assignment = placement.place_start(run, state.runners, free)
@@ -192,7 +191,7 @@ class ByTargets:
 
 
 def _why_not(run: Run) -> str:
-    """Say why a run that waits has no target."""
+    """Return why a waiting run has no target."""
     return run.decided[-1].reason if run.decided else "the scheduling policy has not decided about it yet"
 
 
@@ -248,13 +247,13 @@ def ordered(state: RunsState, waiting: Waiting, now: float) -> Iterator[int]:
 def _owner_key(
     state: RunsState, owner: str, oldest: tuple[float, int], now: float
 ) -> tuple[float, tuple[float, int]]:
-    """Order owners by weighted use; those that have used equally by their oldest run."""
+    """Order owners by weighted use, then by their oldest run."""
     weight = state.settings.weights.get(owner, 1.0)
     return usage.used(state.uses.get(owner), now) / weight, oldest
 
 
 class _Quotas:
-    """Slots that owners may still take: their quotas less what they hold and what this order has granted."""
+    """Slots that owners may still take: quotas minus slots held and slots granted by this order."""
 
     def __init__(self, state: RunsState) -> None:
         self._most = state.slots_max

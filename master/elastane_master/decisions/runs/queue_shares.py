@@ -1,9 +1,8 @@
 """Queues of the training service: parts of its slots, by owner. Pure.
 
-A queue has a weight and slots that are guaranteed to it, and the runs of some owners are in it. While its
-runs do not use what is guaranteed, others borrow it; they give it back at the first decision of the
-scheduling policy in which its runs can use it. What running runs need at least (`instances_min`, black
-boxes) is never taken.
+A queue has a weight, guaranteed slots, and the runs of some owners. Guaranteed slots that its runs do not use
+are borrowed by others, and returned at the first decision of the scheduling policy in which its runs can use
+them. Minimums of running runs (`instances_min`, black boxes) are never taken.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ DEFAULT_QUEUE = "default"
 
 
 class QueueShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One queue. weight: its part of what is not guaranteed, beside those of others. owners: patterns.
+    """One queue. weight: its relative share of slots that are not guaranteed. owners: patterns.
 
-    guaranteed: slots by device type; names are patterns, of which the first that fits a type counts.
+    guaranteed: slots by device type; names are patterns, and the first that matches a type counts.
     """
 
     name: str
@@ -39,7 +38,7 @@ class QueueShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QueueUse(msgspec.Struct, frozen=True):
-    """What a queue has now. slots_used: by device type. running, waiting: runs."""
+    """Current use of a queue. slots_used: by device type. running, waiting: numbers of runs."""
 
     share: QueueShare
     slots_used: dict[str, int]
@@ -58,7 +57,7 @@ def queue_of(queues: Iterable[QueueShare], owner: str) -> str:
 def slots_held(
     queues: Sequence[QueueShare], runs: Iterable[Run], runners: Mapping[str, Runner]
 ) -> Counter[tuple[str, str]]:
-    """Return the slots that these runs have, by queue and device type."""
+    """Return the slots that these runs hold, by queue and device type."""
     held: Counter[tuple[str, str]] = Counter()
     for run in runs:
         name = queue_of(queues, run.owner)
@@ -74,7 +73,7 @@ def guarantee_is_due(
     runners: Mapping[str, Runner],
     wanted: Mapping[int, Instances],
 ) -> bool:
-    """True if a queue has less than is guaranteed to it, and should have more. wanted: instances by run."""
+    """True if a queue has less than its guarantee and could use more. wanted: instances by run."""
     guaranteed = {queue.name: queue for queue in queues if queue.guaranteed}
     if not guaranteed:
         return False
@@ -93,10 +92,10 @@ def guarantee_is_due(
 def guaranteed_first(
     queues: Sequence[QueueShare], runs: Mapping[int, Run], wanted: Sequence[Target]
 ) -> list[Target]:
-    """Return the targets in their order, but first those that are within what is guaranteed to their queues.
+    """Return the targets in order, with those within their queues' guarantees first.
 
-    A policy does not know what running runs keep in any case: where that is more than their queue's part, it
-    is missing in another one's, and must not be missing in a guarantee.
+    Policies do not know the minimums of running runs. If these exceed their queue's share, other queues get
+    less, but never less than their guarantees.
     """
     guaranteed = {queue.name: queue for queue in queues if queue.guaranteed}
     if not guaranteed:
@@ -122,9 +121,9 @@ def guaranteed_first(
 def uses(
     queues: Sequence[QueueShare], runs: Iterable[Run], runners: Mapping[str, Runner]
 ) -> tuple[QueueUse, ...]:
-    """Return what each queue has now, in their order; () without queues.
+    """Return the current use of each queue, in order; () without queues.
 
-    The default queue comes last, if it was not set and there are runs in it.
+    The default queue comes last, if it is not configured and has runs.
     """
     if not queues:
         return ()

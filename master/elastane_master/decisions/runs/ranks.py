@@ -1,4 +1,4 @@
-"""Events of instances: they start, end, get lost.
+"""Events of instances: start, end, loss.
 
 When all instances of a black box have ended with 0, the run has succeeded. So has an elastic run that does
 tasks, once all are done and its workers have: the end of such a job is nobody's to tell but its scripts'.
@@ -40,7 +40,7 @@ def changed(ctx: RunsContext, event: RankChanged) -> None:
 
 
 def reported(ctx: RunsContext, run: Run, runner: Runner, status: RankStatus) -> None:
-    """Apply what a runner says of an instance of the current launch."""
+    """Apply a runner's report on an instance of the current launch."""
     assert run.launch is not None
     fence = run.launch.fence
     record = launch.record_of(run, status.rank, runner)
@@ -62,11 +62,11 @@ def reported(ctx: RunsContext, run: Run, runner: Runner, status: RankStatus) -> 
         case "pending" if record.state in ("pending", "starting") and run.launch.ending is None:
             launch.at_work(ctx, run, record, status.reason)
         case _:
-            pass  # prepared: Prepared says it, with the endpoint; ended: an older instance of this rank
+            pass  # prepared: Prepared reports it, with the endpoint; ended: an older instance of this rank
 
 
 def _gone_stale(ctx: RunsContext, runner: Runner, fence: int, rank: int) -> None:
-    """An instance that was given up is gone: its slots are free."""
+    """Free the slots of an abandoned instance that is gone."""
     if holdings.has(runner, fence, rank):
         ctx.touch()
         holdings.release(ctx, runner, fence, [rank])
@@ -131,7 +131,7 @@ def _black_box_exited(ctx: RunsContext, run: Run, runner: Runner, record: RankRe
 
 
 def _elastic_exited(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord) -> None:
-    """An instance of an elastic run has ended: after a failure that may pass, it is placed again."""
+    """Handle the end of an elastic run's instance: after a temporary failure it is placed again."""
     assert run.launch is not None
     what = attempts.exit_text(record.rank, record.exit_code)
     if record.exit_code and not attempts.may_pass(record.exit_code):
@@ -161,7 +161,7 @@ def _succeed_if_done(ctx: RunsContext, run: Run) -> None:
 
 
 def _lost(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, status: RankStatus) -> None:
-    """A runner has lost an instance: it was preempted."""
+    """Handle an instance that its runner has lost: it was preempted."""
     assert run.launch is not None
     ctx.changed_run(run)
     _take_over(record, status)
@@ -170,7 +170,7 @@ def _lost(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, status
     if status.reason:
         reason = f"{reason}: {status.reason}"
     if record.state == "pending" and run.demand.elastic and run.launch.ending is None:
-        # It may be a late word on the instance before: the one that is being prepared has to go first.
+        # This may be a late report on the previous instance: the one being prepared has to go first.
         launch.take_back(ctx, run, runner, [record.rank], reason)
     else:
         record.state, record.deadline_at, record.ended_at = "lost", None, status.ended_at or ctx.now
@@ -185,7 +185,7 @@ def _lost(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, status
 
 
 def stopped(ctx: RunsContext, event: AttemptStopped) -> None:
-    """Handle a runner that has nothing of a launch any more."""
+    """Handle a runner's report that nothing is left of a launch."""
     runner = ctx.attending(event.runner_id, event.session)
     if runner is None:
         return
@@ -217,7 +217,7 @@ def job_ended(ctx: RunsContext, event: ElasticJobEnded) -> None:
     ctx.changed_run(run)
     run.job_over = True
     if ours and event.phase == "cancelled":
-        return  # the run ends for the reason for which its job was cancelled
+        return  # the run ends for the reason of its job's cancellation
     reason = event.reason or f"its job has {event.phase}"
     ending = Ending(event.phase, reason)
     if run.launch is not None:
@@ -227,7 +227,7 @@ def job_ended(ctx: RunsContext, event: ElasticJobEnded) -> None:
 
 
 def job_scaled(ctx: RunsContext, event: ElasticJobScaled) -> None:
-    """Handle what an elastic run's job wants, and has done: instances are started and taken back by it."""
+    """Start or stop instances of an elastic run by its job's new target or progress."""
     run = ctx.state.runs.get(event.run_id)
     if run is None or run.job != event.job or run.job_over:
         return
@@ -239,7 +239,7 @@ def job_scaled(ctx: RunsContext, event: ElasticJobScaled) -> None:
     if scaled == run.scaled:
         return
     ctx.changed_run(run)
-    ctx.capacity_grew = True  # what it has no use for, others have
+    ctx.capacity_grew = True  # others can use its surplus slots
     run.scaled = scaled
     if event.on_demand and not scaling.offers_on_demand(ctx.state.runners):
         run.reason = (

@@ -70,7 +70,7 @@ def submit(ctx: RunsContext, event: RunSubmitted) -> None:
 
 
 def check_many(ctx: RunsContext, events: Sequence[RunSubmitted]) -> None:
-    """Raise Rejection, with its place, if one of these would be refused after those before it."""
+    """Raise Rejection, with its place, if one of these would be refused after the preceding ones."""
     new = 0
     for place, event in enumerate(events):
         if was_submitted(ctx.state, event.owner, event.request_id, event.client_key):
@@ -83,7 +83,7 @@ def check_many(ctx: RunsContext, events: Sequence[RunSubmitted]) -> None:
 
 
 def at_place(refusal: Rejection, place: int) -> Rejection:
-    """Return the refusal of one run of several as that of all of them. place: from 0."""
+    """Return the refusal of one run as the refusal of all runs of a call. place: from 0."""
     facts = dict(refusal.facts)
     if "field" in facts:
         facts["field"] = f"specs[{place}].{facts['field'].removeprefix('spec.')}"
@@ -91,7 +91,7 @@ def at_place(refusal: Rejection, place: int) -> Rejection:
 
 
 def _set_quota(ctx: RunsContext, event: RunSubmitted) -> None:
-    """Adopt the owner's quota of slots, as its token has it now."""
+    """Adopt the owner's quota of slots from its token."""
     quotas = ctx.state.slots_max
     if event.slots_max is None or event.slots_max == quotas.get(event.owner, 0):
         return
@@ -198,7 +198,7 @@ def data_resolved(ctx: RunsContext, event: DataResolved) -> None:
 
 
 def cancel(ctx: RunsContext, event: RunCancelRequested) -> None:
-    """End a run. What is being launched or runs is stopped first; nothing can call that off."""
+    """Cancel a run. A launch is stopped first; this cannot be revoked."""
     run = _run(ctx, event.run_id)
     ctx.result = run.run_id
     if run.over or run.cancelling:
@@ -289,7 +289,7 @@ def _run(ctx: RunsContext, run_id: int) -> Run:
 
 
 def was_submitted(state: RunsState, owner: str, request_id: str, client_key: str) -> bool:
-    """True if a run was accepted under this request id or client key: the request takes nothing new."""
+    """True if a run was accepted under this request id or client key, so that the request adds nothing."""
     known = request_id and f"submit\0{owner}\0{request_id}" in state.requests
     return bool(known or (client_key and f"{owner}\0{client_key}" in state.client_keys))
 

@@ -1,8 +1,8 @@
-"""Running elastic runs give instances back: to what the policy wants, or for a run that has waited too long.
+"""Stops instances of running elastic runs: to follow the policy, or for a run that has waited too long.
 
 An instance is stopped alone, with SIGTERM and the run's grace period, so its worker leaves as planned and
-nothing is lost. A run never has fewer than `instances_min` by this, and instances that run are stopped only
-once as many others run as the run is to have: old ones train until new ones are ready.
+nothing is lost. A run keeps at least `instances_min`, and running instances are stopped only once the target
+number of others runs: old ones train until new ones are ready.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elastane_master.decisions.runs.runner import Runner
 
 
 def shrink(ctx: RunsContext, run: Run) -> None:
-    """Stop what a running run has beyond its target."""
+    """Stop instances of a running run beyond its target."""
     target = ctx.state.allocation.targets.get(run.run_id)
     if target is None or not _may_shrink(run):
         return
@@ -30,9 +30,9 @@ def shrink(ctx: RunsContext, run: Run) -> None:
 
 
 def move(ctx: RunsContext, run: Run, free: Free) -> None:
-    """Make room in a run that has all its instances, and should have some of them on another device type.
+    """Stop instances of a complete run, so that some can be placed on another device type.
 
-    As many are stopped as find a place there now; a run that has instances to add does not need this.
+    As many are stopped as can be placed there now; a run with missing instances does not need this.
     """
     target = ctx.state.allocation.targets.get(run.run_id)
     if target is None or not _may_shrink(run) or any(not record.placed for record in run.ranks):
@@ -50,9 +50,9 @@ def move(ctx: RunsContext, run: Run, free: Free) -> None:
 
 
 def follow_job(ctx: RunsContext, run: Run) -> None:
-    """Stop what a running run has beyond what its job wants, which scales by itself.
+    """Stop instances of a running run beyond the target of its job, which scales by itself.
 
-    Where all its instances have a place, those of one class make room for the other as slots are free there.
+    If all its instances are placed, those of one class make room for the other as slots become free there.
     """
     classes = scaling.wanted(run)
     if classes is None or not _may_shrink(run):
@@ -80,7 +80,7 @@ def follow_job(ctx: RunsContext, run: Run) -> None:
 
 
 def make_room(ctx: RunsContext, starving: Run, needs: Free) -> None:
-    """Take slots from running elastic runs for one that has waited too long; those with the most give first.
+    """Take slots from running elastic runs, largest first, for one that has waited too long.
 
     needs: slots that are reserved for it, by runner.
     """
@@ -103,7 +103,7 @@ def make_room(ctx: RunsContext, starving: Run, needs: Free) -> None:
 
 
 def _give(ctx: RunsContext, run: Run, missing: Free, reason: str) -> None:
-    """Stop what a run has beyond its least on these runners, and count it there."""
+    """Stop a run's instances beyond its minimum on these runners, and subtract them from the need."""
     least, each = run.demand.instances_min, run.demand.slots_per_instance
     surplus = {name: -(-slots // each) for name, slots in missing.items()}
     stopped = _stop(ctx, run, surplus, lambda record: record.runner_id, _Least(least, least), reason)
@@ -150,7 +150,7 @@ def _free_of_class(
 
 
 def _last_first(run: Run) -> list[RankRecord]:
-    """Return the instances that have a place: first those that do not run yet, and the highest ranks.
+    """Return the placed instances: first those that do not run yet, then by descending rank.
 
     Parameter servers come last.
     """
@@ -159,13 +159,13 @@ def _last_first(run: Run) -> list[RankRecord]:
 
 
 def _type_of(ctx: RunsContext) -> Callable[[RankRecord], str]:
-    """Return what tells on which device type an instance is."""
+    """Return a function from an instance to its device type."""
     runners = ctx.state.runners
     return lambda record: runners[record.runner_id].computes_on
 
 
 class _Least(NamedTuple):
-    """Instances that a run keeps: with a place, and of these, running."""
+    """Minimum numbers of placed and running instances that a run keeps."""
 
     placed: int
     running: int
@@ -179,9 +179,9 @@ def _stop(
     least: _Least,
     reason: str,
 ) -> Counter[str]:
-    """Stop as many instances of each group as are surplus there, down to the least; return how many were.
+    """Stop the surplus instances of each group, down to the minimum; return how many were stopped.
 
-    surplus: by group, which `group_of` tells of an instance.
+    surplus: by group, as returned by `group_of`.
     """
     placed = sum(1 for record in run.ranks if record.placed)
     running = sum(1 for record in run.ranks if record.state == "running")

@@ -1,4 +1,4 @@
-"""A run: its states, the changes between them that are possible, its current launch and its instances.
+"""A run: its states and transitions, its current launch and its instances.
 
                 +------------------------- Retry ------------------------------+
                 v                                                              |
@@ -50,14 +50,14 @@ The job of an elastic run may end while the run waits or is launched anew.
 
 
 class IllegalTransitionError(Exception):
-    """A decision wanted a change of state that there is not: a bug."""
+    """A decision attempted a transition that does not exist: a bug."""
 
 
 class RankRecord(msgspec.Struct, omit_defaults=True):
     """One instance of the current or last launch. rank: its index.
 
-    starting: Start was sent. runner_id: "" for an instance of an elastic run that has no place yet. address,
-    port: where it listens. deadline_at: until when it must be prepared, or run.
+    starting: Start was sent. runner_id: "" for an instance of an elastic run that is not placed yet. address,
+    port: where it listens. deadline_at: time by which it must be prepared, or run.
     """
 
     rank: int
@@ -81,7 +81,8 @@ class RankRecord(msgspec.Struct, omit_defaults=True):
 class Ending(msgspec.Struct, frozen=True):
     """The next state of a run once its launch is gone, and why.
 
-    by_exit: for an instance's exit code. If a runner turns out to be lost meanwhile, that was the cause.
+    by_exit: because of an instance's exit code; a runner that turns out to be lost meanwhile takes
+    precedence.
     """
 
     verdict: Verdict
@@ -92,10 +93,10 @@ class Ending(msgspec.Struct, frozen=True):
 class Launch(msgspec.Struct, omit_defaults=True):
     """One launch of an attempt's instances. Its fence names it.
 
-    started_at: when enough instances ran. ending: it is being stopped. awaited: runners that have not
-    confirmed, and until when they are waited for. runners: all that took part. quiet_since: since when no
-    instance of an elastic run is left, and its job is not over. drained: ranks that a scheduling policy took
-    back: they have no other place before their runner has stopped them.
+    started_at: when enough instances ran. ending: set while it is being stopped. awaited: runners that have
+    not confirmed, with the deadline for each. runners: all that took part. quiet_since: since when an elastic
+    run has no instance although its job is not over. drained: ranks stopped for the scheduling policy; they
+    are not placed again before their runner has stopped them.
     """
 
     attempt: int
@@ -119,7 +120,7 @@ class Transition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScaledTo(msgspec.Struct, frozen=True, array_like=True):
-    """What a run's job that scales by itself wants. job: its name. on_demand: of `workers`, on demand."""
+    """Target of a run's job that scales by itself. job: its name. on_demand: on-demand part of `workers`."""
 
     job: str
     workers: int
@@ -129,15 +130,14 @@ class ScaledTo(msgspec.Struct, frozen=True, array_like=True):
 class Run(msgspec.Struct, omit_defaults=True):
     """One run.
 
-    demand: its spec with defaults. data_url: where the data is, once that is known. queued_at: when it was
-    submitted, or queued again by Retry: its age in the queue. waiting_since: since when it has been waiting
-    for slots. attempt: number of the current or last; attempt_open: its next launch is a further launch of
-    that attempt. failures: attempts that failed, since the last Retry. launch_failures: launches in a row
-    that were taken back. next_attempt_at: it is not queued before. job, job_over: the
-    elastic job of the attempt. slots_held: now; slot_seconds: until `charged_at`. decided: by the scheduling
-    policy, the newest last. scaled: to what its job has scaled it by itself; None: it does not.
-    trains_on: the device type of the first instance of the attempt that ran, if it is elastic. tasks_over:
-    its job does tasks alone, and all are done.
+    demand: its spec with defaults. data_url: location of its data, once known. queued_at: time of submission
+    or Retry, which defines its age in the queue. waiting_since: start of its wait for slots. attempt: number
+    of the current or last; attempt_open: its next launch belongs to that attempt. failures: failed attempts
+    since the last Retry. launch_failures: consecutive undone launches. next_attempt_at: earliest time of
+    queueing. job, job_over: the elastic job of the attempt. slots_held: now; slot_seconds: until
+    `charged_at`. decided: decisions of the scheduling policy, newest last. scaled: target of its job's
+    autoscaling; None: it has none. trains_on: device type of the first running instance of the attempt, if it
+    is elastic. tasks_over: its job has only tasks, and all are done.
     """
 
     run_id: int
@@ -206,11 +206,11 @@ class Run(msgspec.Struct, omit_defaults=True):
         self.note(now)
 
     def note_decision(self, decision: RunDecision) -> None:
-        """Keep what the scheduling policy has decided."""
+        """Record a decision of the scheduling policy."""
         self.decided.append(decision)
         del self.decided[:-RUN_DECISIONS_MAX]
 
     def note(self, now: float) -> None:
-        """Append the present state to the history."""
+        """Append the current state to the history."""
         self.history.append(Transition(now, self.state, self.reason, self.attempt))
         del self.history[:-HISTORY_MAX]

@@ -1,7 +1,7 @@
-"""Runners as the master knows them: what they can carry, and what they hold.
+"""The master's record of a runner: its properties and holdings.
 
-A runner holds instances of launches; each takes slots until the runner has confirmed that it is gone. A
-runner that is lost holds nothing any more: when it returns, its Hello says what is still there.
+A runner holds instances of launches; each takes slots until the runner has confirmed that it is gone. A lost
+runner holds nothing: when it returns, its Hello lists what is still there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ RunnerKind = Literal["process", "container", "kubernetes"]
 class Holding(msgspec.Struct, omit_defaults=True):
     """Instances of one launch on one runner.
 
-    ranks: of the launch, and charged to the run's owner. stale: ranks given up, which still end; they take
-    slots, and nobody is charged.
+    ranks: current ones, charged to the run's owner. stale: abandoned ranks that are still ending; they take
+    slots but are not charged.
     """
 
     run_id: int
@@ -38,13 +38,13 @@ class Holding(msgspec.Struct, omit_defaults=True):
 
 
 class Runner(msgspec.Struct, omit_defaults=True):
-    """One runner. session: of its stream; messages of older ones are ignored; "" while it does not attend.
+    """One runner. session: of its stream; messages of older ones are ignored; "" while disconnected.
 
-    lease_until: when it is lost, while it does not attend. failed_launches: in a row; pauses: how often that
-    has paused it since a launch succeeded. paused_until, pause_reason: it gets no new instances. leaving: it
-    drains; left: and has nothing left. holds: by fence. slots_used: of all of them. device_type: of its
-    slots, as it says. memory_bytes: of one device; 0: unknown. measured_type: what it counts as instead; "":
-    it is like others of its type.
+    lease_until: when a disconnected runner counts as lost. failed_launches: in a row; pauses: number of
+    pauses for that since the last successful launch. paused_until, pause_reason: it gets no new instances.
+    leaving: it drains; left: it has drained. holds: by fence. slots_used: by all of them. device_type: of its
+    slots, as reported. memory_bytes: of one device; 0: unknown. measured_type: type that it counts as
+    instead; "": it is as fast as others of its type.
     """
 
     runner_id: str

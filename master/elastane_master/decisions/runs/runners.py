@@ -1,8 +1,8 @@
-"""Runners come, are silent, return with what they have, leave, and get lost.
+"""Life cycle of runners: join, silence, return, leave, loss.
 
 A runner whose stream is lost keeps its instances for the rest of its lease. If it returns in time, its Hello
-is compared with what it should have, and every message that may have been lost is sent again: nothing is
-restarted that runs. After the lease its instances are lost; if it returns then, it is asked to stop them.
+is compared with the records, and messages that may have been lost are sent again; running instances are not
+restarted. After the lease its instances are lost; if it returns then, it is asked to stop them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def joined(ctx: RunsContext, event: RunnerJoined) -> None:
 
 
 def _check(ctx: RunsContext, event: RunnerJoined) -> None:
-    """Raise Rejection for a Hello that no runner of ours sends."""
+    """Raise Rejection for an invalid Hello."""
     if not NAME.fullmatch(event.runner_id):
         raise Rejection(
             "invalid_argument",
@@ -94,7 +94,7 @@ def _check(ctx: RunsContext, event: RunnerJoined) -> None:
 
 
 def _check_name(ctx: RunsContext, event: RunnerJoined) -> None:
-    """Raise Rejection while another runner has this name: what that one carries would count as lost."""
+    """Raise Rejection while another runner has this name: its instances would count as lost."""
     known = ctx.state.runners.get(event.runner_id)
     if known is None or not known.attends or not (known.folder_id and event.folder_id):
         return
@@ -108,12 +108,12 @@ def _check_name(ctx: RunsContext, event: RunnerJoined) -> None:
 
 
 def _adopt(ctx: RunsContext, runner: Runner, event: RunnerJoined) -> None:
-    """Compare what a runner has with what it should have."""
+    """Compare a runner's instances with the records."""
     reports: dict[AttemptKey, dict[int, RankStatus]] = {}
     for report in event.ranks:
         reports.setdefault(report.attempt, {})[report.status.rank] = report.status
     expected = {fence: holding.run_id for fence, holding in runner.holds.items()}
-    for fence in list(runner.holds):  # those given up count only if it still has them
+    for fence in list(runner.holds):  # abandoned ones count only if it still has them
         holdings.release(ctx, runner, fence, list(runner.holds[fence].stale))
     fences = set()
     for key, statuses in reports.items():
@@ -131,7 +131,7 @@ def _adopt(ctx: RunsContext, runner: Runner, event: RunnerJoined) -> None:
 def _stop_given_up(
     ctx: RunsContext, runner: Runner, key: AttemptKey, statuses: dict[int, RankStatus]
 ) -> None:
-    """A launch that is not its run's current one: what lives of it is stopped, what is left is forgotten."""
+    """Clean up a launch that is not its run's current one: stop live instances, remove the rest."""
     living = [rank for rank, status in statuses.items() if status.state not in ranks.NO_PROCESS]
     if not living:
         ctx.send(runner, Forget(key))
@@ -144,7 +144,7 @@ def _stop_given_up(
 
 
 def _compare(ctx: RunsContext, runner: Runner, run: Run, statuses: dict[int, RankStatus]) -> None:
-    """Compare what a runner has of a run's current launch with the records of it."""
+    """Compare a runner's instances of a run's current launch with the records."""
     current = run.launch
     assert current is not None
     fence = current.fence
@@ -176,7 +176,7 @@ def _compare(ctx: RunsContext, runner: Runner, run: Run, statuses: dict[int, Ran
 
 
 def _apply(ctx: RunsContext, runner: Runner, run: Run, statuses: dict[int, RankStatus | None]) -> None:
-    """Apply reports of started instances; one that is not there any more is lost."""
+    """Apply reports of started instances; missing ones are lost."""
     fence = run.launch.fence if run.launch else 0
     for rank, status in statuses.items():
         if ctx.run_of_fence(run.run_id, fence) is None:
@@ -184,7 +184,7 @@ def _apply(ctx: RunsContext, runner: Runner, run: Run, statuses: dict[int, RankS
         record = run.ranks[rank]
         if not record.placed or record.state == "prepared":
             continue
-        # Others know where an instance listens that was prepared: it cannot be prepared anew.
+        # Others already know the address of a prepared instance, so it cannot be prepared again.
         if (
             status is None
             or status.state == "pending"
@@ -197,7 +197,7 @@ def _apply(ctx: RunsContext, runner: Runner, run: Run, statuses: dict[int, RankS
 def _compare_stopping(
     ctx: RunsContext, runner: Runner, run: Run, statuses: dict[int, RankStatus], living: set[int]
 ) -> None:
-    """The launch is being stopped: what lives is stopped again, and nothing else is awaited."""
+    """Handle a launch that is being stopped: stop live instances again; nothing else is awaited."""
     current = run.launch
     assert current is not None
     for status in statuses.values():
@@ -232,7 +232,7 @@ def stream_lost(ctx: RunsContext, event: RunnerStreamLost) -> None:
 
 
 def left(ctx: RunsContext, event: RunnerLeft) -> None:
-    """A runner takes no new instances."""
+    """Handle a runner that takes no new instances."""
     runner = ctx.attending(event.runner_id, event.session)
     if runner is None or runner.leaving:
         return
@@ -241,7 +241,7 @@ def left(ctx: RunsContext, event: RunnerLeft) -> None:
 
 
 def master_started(ctx: RunsContext) -> None:
-    """Every stream is gone, and every lease begins anew: the master was away, not the runners."""
+    """Restart every lease after the master's restart: the master was away, not the runners."""
     settings = ctx.state.settings
     for runner in ctx.state.runners.values():
         if runner.lost:
@@ -252,7 +252,7 @@ def master_started(ctx: RunsContext) -> None:
 
 
 def expire(ctx: RunsContext, runner: Runner) -> None:
-    """Handle what is due of a runner: its lease, the end of its pause, its record."""
+    """Handle due times of a runner: its lease, the end of its pause, its record."""
     now, settings = ctx.now, ctx.state.settings
     if runner.paused_until is not None and runner.paused_until <= now:
         ctx.changed_runner(runner)
@@ -271,7 +271,7 @@ def expire(ctx: RunsContext, runner: Runner) -> None:
 
 
 def _lose(ctx: RunsContext, runner: Runner) -> None:
-    """Give up all instances of a runner."""
+    """Abandon all instances of a runner."""
     reason = f"runner {runner.runner_id} is lost"
     held = [(fence, holding.run_id) for fence, holding in runner.holds.items()]
     holdings.release_all(ctx, runner)
@@ -290,6 +290,6 @@ def _lose(ctx: RunsContext, runner: Runner) -> None:
 
 
 def deadline(runner: Runner) -> float | None:
-    """Next time at which something of a runner is due."""
+    """Return the next time at which something is due for a runner."""
     times = [at for at in (runner.lease_until, runner.paused_until) if at is not None]
     return min(times, default=None)

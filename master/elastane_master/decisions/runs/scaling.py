@@ -27,7 +27,7 @@ def may_be_on_demand(run: Run) -> bool:
 
 
 def wanted(run: Run) -> Classes | None:
-    """Return the most instances that a run is given, by class; None: all it has, wherever there is room."""
+    """Return the maximum instances of a run by class; None: all, anywhere."""
     scaled = run.scaled if run.scaled is not None and run.scaled.job == run.job else None
     target = run.demand.instances if scaled is None else scaled.workers
     target = max(target, run.demand.instances_min)

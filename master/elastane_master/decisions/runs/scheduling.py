@@ -1,11 +1,10 @@
-"""Gives free slots to runs that wait, in the order of the policy, then to elastic runs that may grow.
+"""Gives free slots to waiting runs, in the order of the policy, then to elastic runs that may grow.
 
-The job of an elastic run may scale by itself: then its target is the most that the run is given.
+If the job of an elastic run scales by itself, its target is the maximum for the run.
 
-While a scheduling policy decides, elastic runs grow to its targets and no further, and give back what they
-have beyond them.
+While a scheduling policy decides, elastic runs grow only to its targets and give back the surplus.
 
-Done after every event that may have freed slots, at a Tick, and where a new run fits at once.
+Called after every event that may have freed slots, at a Tick, and when a new run fits at once.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from elastane_master.decisions.runs.run import GONE, Run
 
 
 def settle(ctx: RunsContext, policy: QueuePolicy, always: bool) -> bool:
-    """Start, grow and shrink what can be; True if something may have. always: time alone may allow it."""
+    """Start, grow and shrink runs; True if anything may have changed. always: also without freed slots."""
     in_charge = ctx.state.allocation.in_charge
     shrunk = in_charge and _shrink(ctx, always or ctx.capacity_grew)
     shrunk = _follow_jobs(ctx, always or ctx.capacity_grew) or shrunk
@@ -49,7 +48,7 @@ def settle(ctx: RunsContext, policy: QueuePolicy, always: bool) -> bool:
 
 
 def _shrink(ctx: RunsContext, all_runs: bool) -> bool:
-    """Take from running runs what they have beyond their targets; True if something was taken."""
+    """Stop running runs' instances beyond their targets; True if any was stopped."""
     effects = len(ctx.effects)
     for run_id in sorted(ctx.index.active) if all_runs else list(ctx.runs_changed):
         if (run := ctx.state.runs.get(run_id)) is not None:
@@ -58,7 +57,7 @@ def _shrink(ctx: RunsContext, all_runs: bool) -> bool:
 
 
 def _follow_jobs(ctx: RunsContext, all_runs: bool) -> bool:
-    """Take from runs what their jobs, which scale by themselves, do not want; True if something was taken."""
+    """Stop runs' instances beyond the targets of their self-scaling jobs; True if any was stopped."""
     effects = len(ctx.effects)
     for run_id in sorted(ctx.index.active) if all_runs else list(ctx.runs_changed):
         if (run := ctx.state.runs.get(run_id)) is not None:
@@ -77,7 +76,7 @@ def _fits(ctx: RunsContext, run_id: int, free: Free) -> bool:
 
 
 def _start(ctx: RunsContext, policy: QueuePolicy, free: Free) -> set[int]:
-    """Launch runs that wait; return them."""
+    """Launch waiting runs; return them."""
     started: set[int] = set()
     if not len(ctx.index.waiting):
         return started
@@ -95,7 +94,7 @@ def _start(ctx: RunsContext, policy: QueuePolicy, free: Free) -> set[int]:
 
 
 def _grow(ctx: RunsContext, free: Free, started: set[int]) -> None:
-    """Give what nobody waits for to elastic runs that have fewer instances than they can use."""
+    """Give slots that no run waits for to elastic runs that can use more instances."""
     for run_id in sorted(ctx.index.active | started):
         if not free:
             return
@@ -105,7 +104,7 @@ def _grow(ctx: RunsContext, free: Free, started: set[int]) -> None:
 
 
 def _add(ctx: RunsContext, run: Run, missing: list[int], there: Free, free: Free) -> None:
-    """Place as many of these instances on `there`, a part of `free`, as its owner's quota admits."""
+    """Place these instances on `there`, a part of `free`, as far as its owner's quota allows."""
     slots = run.demand.slots_per_instance
     room = usage.room(ctx.state.uses, ctx.state.slots_max, run.owner)
     if room < len(missing) * slots:
@@ -116,14 +115,14 @@ def _add(ctx: RunsContext, run: Run, missing: list[int], there: Free, free: Free
 
 
 def _by_class(ctx: RunsContext, run: Run, missing: list[int], free: Free) -> Iterator[tuple[list[int], Free]]:
-    """Yield instances to place, and the free slots where they may be, by what the run's job wants."""
+    """Yield instances to place, with the free slots that the run's job allows for them."""
     classes = scaling.wanted(run)
     if classes is None or not missing:
         yield missing, free
         return
     runners = ctx.state.runners
     has = scaling.placed(run, runners, classes)
-    for name in sorted(classes, reverse=True):  # on demand first: it is sure
+    for name in sorted(classes, reverse=True):  # on demand first: its availability is certain
         room = max(0, classes[name] - has[name])
         there = {one: slots for one, slots in free.items() if scaling.class_of(runners[one], classes) == name}
         yield missing[:room], there
@@ -131,7 +130,7 @@ def _by_class(ctx: RunsContext, run: Run, missing: list[int], free: Free) -> Ite
 
 
 def _grow_to_targets(ctx: RunsContext, free: Free, started: set[int]) -> None:
-    """Give elastic runs what the scheduling policy wants them to have, on the device types that it wants."""
+    """Grow elastic runs to the scheduling policy's targets, on its device types."""
     state = ctx.state
     for run_id in list(state.allocation.targets):
         if not free:
@@ -162,7 +161,7 @@ def _grow_one(ctx: RunsContext, run: Run, target: Instances, free: Free) -> None
 
 
 def _left_by_job(ctx: RunsContext, run: Run) -> int:
-    """Return how many more instances a run may have by what its job wants; all where it says nothing."""
+    """Return how many more instances a run may have under its job's target; all if it has none."""
     classes = scaling.wanted(run)
     if classes is None:
         return run.demand.instances
@@ -170,11 +169,11 @@ def _left_by_job(ctx: RunsContext, run: Run) -> int:
 
 
 def _placeable(ctx: RunsContext, run: Run) -> list[int]:
-    """Return the instances without a place that may have one now.
+    """Return the unplaced instances that may be placed now.
 
-    While a policy decides, none that still ends somewhere; else none that a policy took back and that still
-    ends: whoever drains leaves as planned, and has no successor beside it. Others that were given up may end
-    on a runner that does not answer, and are not waited for.
+    While a policy decides, instances that are still ending are left out; otherwise those that a policy has
+    stopped and that are still ending, so that a draining instance has no successor beside it. Other abandoned
+    instances may be on a runner that does not answer, and are not awaited.
     """
     missing = missing_ranks(run)
     if not missing or run.launch is None:
@@ -190,7 +189,7 @@ def _placeable(ctx: RunsContext, run: Run) -> list[int]:
 
 
 def missing_ranks(run: Run) -> list[int]:
-    """Instances of an elastic run that have no place: never placed, or lost. Ended ones are not missing.
+    """Return unplaced instances of an elastic run: never placed, or lost; ended ones do not count.
 
     Parameter servers come first.
     """

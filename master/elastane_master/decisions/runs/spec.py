@@ -140,7 +140,7 @@ class RunSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """A spec with its defaults: what the decisions go by.
+    """A spec with its defaults, as decisions use it.
 
     instances_min: fewest instances to run with; all of them unless `elastic`. retries_max: further attempts.
     run_time_max_seconds: infinite without a limit.
@@ -156,7 +156,7 @@ class Demand(msgspec.Struct, frozen=True):
 
     @property
     def slots_min(self) -> int:
-        """Slots without which the run does not start."""
+        """Minimum number of slots to start the run."""
         return self.instances_min * self.slots_per_instance
 
 
@@ -190,7 +190,7 @@ def differing_fields(one: RunSpec, other: RunSpec) -> list[str]:
 
 
 def owner_of(spec: RunSpec, caller: str, all_owners: bool) -> str:
-    """On whose account the run goes. all_owners: the caller may name others.
+    """Return the owner of the run. all_owners: the caller may name others.
 
     Raises Rejection("permission_denied") for a caller that names another owner without that right.
     """
@@ -213,7 +213,7 @@ def check(spec: RunSpec, limits: SpecLimits) -> None:
 
 
 def check_owner(owner: str, limits: SpecLimits) -> None:
-    """Raise Rejection("invalid_argument") for an owner that is none of those allowed."""
+    """Raise Rejection("invalid_argument") for an owner that is not allowed."""
     if owner and not NAME.fullmatch(owner):
         raise Rejection("invalid_argument", f"owner: {_shown(owner)}", hint=_NAME_HINT, field="spec.owner")
     if limits.owners and owner not in limits.owners:
@@ -321,7 +321,7 @@ def _numbers(spec: RunSpec, limits: SpecLimits) -> Iterator[Problem]:
 
 
 def _of_the_job(job: JobSettings) -> Iterator[Problem]:
-    """Check what the job would refuse once it is created: a run must not wait for slots before it fails."""
+    """Check what the job would refuse at creation, so that the run does not wait for slots only to fail."""
     try:
         mode = parse_mode(job.scaling, 0.0, currency=job.currency)
     except InvalidSettings as error:
@@ -333,7 +333,11 @@ def _of_the_job(job: JobSettings) -> Iterator[Problem]:
         yield "job.on_demand_workers", "only a deadline asks for on-demand workers", "leave it out"
     least, most = job.pipeline_stages_min, job.pipeline_stages_max
     if 0 < most < least:
-        yield "job.pipeline_stages_max", str(most), f"at least {least}, the minimum; 0: as many as pay"
+        yield (
+            "job.pipeline_stages_max",
+            str(most),
+            f"at least {least}, the minimum; 0: as many as are worthwhile",
+        )
 
 
 def _instances(spec: RunSpec, limits: SpecLimits) -> Iterator[Problem]:
@@ -377,7 +381,7 @@ def _roles(spec: RunSpec, instances: int) -> Iterator[Problem]:
 
 
 def priority_problem(priority: int) -> str:
-    """Return what a priority may be if this one is out of range; "" if it is not."""
+    """Return the allowed range if a priority is out of range; "" if it is not."""
     return "" if abs(priority) <= PRIORITY_MAX else f"-{PRIORITY_MAX} to {PRIORITY_MAX}"
 
 

@@ -31,10 +31,9 @@ class ServiceSettings(msgspec.Struct, frozen=True):
     has failed. runner_failures_max: consecutive failed launches after which a runner is paused;
     pause_seconds, pause_seconds_max: for how long. quiet_seconds: how long an elastic run without instances
     waits for the end of its job. runner_keep_seconds: how long a lost runner is shown. runs_waiting_max:
-    further ones are refused. weights: of owners; default 1. scheduling_policy: who decides which runs have
-    which slots: `FAIR_SHARE`, or a policy of elastane_scheduler. reshape_seconds: after a change of a running
-    run's instances the policy changes them no further for this time. queues: parts of the slots, for the
-    policy.
+    further ones are refused. weights: of owners; default 1. scheduling_policy: assigns slots to runs:
+    `FAIR_SHARE`, or a policy of elastane_scheduler. reshape_seconds: minimum time between two changes of a
+    running run by the policy. queues: shares of the slots, for the policy.
     """
 
     lease_seconds: float = 60.0
@@ -64,10 +63,9 @@ class RunsState(msgspec.Struct):
     fence: of the newest launch. requests: request ids that took effect, oldest first, and their runs.
     client_keys: of the runs that exist. uses: by owner. slots_max: quotas of owners that have one.
     reserved_turn: the last run to start had its slots reserved; the next in the ordinary order goes before a
-    further reservation. jobs_to_cancel: elastic jobs that were to be cancelled and have not ended yet.
-    records_due: runs over whose records the master has yet to write. allocation: what the scheduling policy
-    has decided. decided_at: the newest time seen; time
-    never goes back.
+    further reservation. jobs_to_cancel: elastic jobs to be cancelled that have not ended yet. records_due:
+    finished runs whose records the master has yet to write. allocation: the scheduling policy's decision.
+    decided_at: the newest time seen; time never goes back.
     """
 
     settings: ServiceSettings = ServiceSettings()

@@ -1,6 +1,6 @@
-"""Use of slots by owner, decayed: who has used less lately goes first.
+"""Decayed use of slots by owner: owners with less recent use go first.
 
-Use halves in an hour. It decays in steps of a minute by multiplications alone: `pow` may differ in the last
+Use halves in an hour. It decays in steps of a minute by multiplications only: `pow` may differ in the last
 bit from one machine to another, and the order of the queue must be the same in a replay.
 """
 
@@ -69,7 +69,7 @@ def room(uses: Mapping[str, Use], slots_max: Mapping[str, int], owner: str) -> f
 
 
 def over_quota(owner: str, needed: int, room: float, slots_max: int) -> str:
-    """Return why an owner with so much `room` may not take the slots that are needed; "" if it may."""
+    """Return why an owner with this `room` may not take the needed slots; "" if it may."""
     if needed <= room:
         return ""
     return f"needs {needed} slots, and {owner} has {room:g} left of its quota of {slots_max}"

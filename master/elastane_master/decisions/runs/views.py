@@ -37,9 +37,8 @@ class RankView(msgspec.Struct, frozen=True):
 class RunView(msgspec.Struct, frozen=True):
     """A run, as the proto's Run.
 
-    position: of a run that waits for slots, from 1; else 0. earliest_start_at: of such a run, if nothing but
-    the ends of others came; None: unknown. holders: runs that have the slots that it waits for. queue: its
-    part of the service's slots; "": there are no queues.
+    position: of a run that waits for slots, from 1; else 0. earliest_start_at: forecast for such a run; None:
+    unknown. holders: runs that hold the slots it waits for. queue: name of its queue; "": there are none.
     """
 
     run_id: int
@@ -116,8 +115,8 @@ def run_view(
 ) -> RunView | None:
     """Return a run; None if there is none.
 
-    whole: with its instances and history. forecast: of a run that waits, as far as it is known. covers:
-    whether the caller may see runs of an owner; what it waits for does not name others.
+    whole: with its instances and history. forecast: of a waiting run, if known. covers: whether the caller
+    may see runs of an owner; reasons do not name others.
     """
     run = machine.state.runs.get(run_id)
     if run is None:
@@ -155,7 +154,7 @@ def run_view(
 
 
 def waiting_reason(machine: RunsMachine, run: Run, position: int, forecast: Forecast | None = None) -> str:
-    """Say what a run waits for: "needs 4 slots, 2 free, waits for run 3; 3rd of 9"."""
+    """Describe what a run waits for: "needs 4 slots, 2 free, waits for run 3; 3rd of 9"."""
     state = machine.state
     runners = state.runners
     place = f"{ordinal(position)} of {len(machine.index.waiting)}"
@@ -311,7 +310,7 @@ def _runner_reason(runner: Runner) -> str:
 
 
 def overdue(machine: RunsMachine, retention: Retention, now: float) -> list[int]:
-    """Return the runs that are over and beyond the limits of retention, the oldest first."""
+    """Return the finished runs beyond the retention limits, oldest first."""
     ended = (
         (str(run.run_id), run.ended_at or run.created_at)
         for run in machine.state.runs.values()

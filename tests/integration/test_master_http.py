@@ -214,7 +214,6 @@ def test_a_master_without_the_port_loads_no_http_server(tmp_path: Path) -> None:
 import asyncio, sys
 from elastane_master.app import Master
 from elastane_master.settings import MasterSettings
-from slow import slow
 async def main():
     master = Master(MasterSettings(listen="127.0.0.1:0", state_dir={str(tmp_path)!r}, http=""))
     await master.start()

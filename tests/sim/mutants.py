@@ -467,7 +467,7 @@ MUTANTS = (
         "elastane_master.jobs.finished_jobs",
         "        with self._fenced_steps_down():\n"
         "            await self.records.delete(closed.name, closed.stored.token, request_id)\n"
-        "        self._require_serving()  # a new leader took it off the list, and may have it again\n"
+        "        self._require_serving()  # a new leader took it off the list, and may have recreated it\n"
         "        await self._store.remove_job(closed.name)\n",
         "        await self._store.remove_job(closed.name)\n"
         "        with self._fenced_steps_down():\n"

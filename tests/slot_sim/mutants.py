@@ -23,7 +23,7 @@ MUTANTS = (
     Mutant(
         "names are not looked at",
         f"{SLOTS}.held_slots",
-        "        if push.name in record.applied:\n            return Verdict.APPLIED_BEFORE, 0\n",
+        "        if applied:\n            return Verdict.APPLIED_BEFORE, 0\n",
         "",
     ),
     Mutant(

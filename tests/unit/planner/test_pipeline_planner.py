@@ -330,7 +330,7 @@ def test_a_plan_that_cannot_go_on_is_replaced() -> None:
     gone = Plan((Stage(0, 1, (0,)), Stage(1, 2, (5,))))
     answer = make_plan(units(1, 1), uniform(2), 4, keep=gone)
     answer.plan.check(2, 2)
-    assert any("cannot go on" in note for note in answer.notes)
+    assert any("no longer fits" in note for note in answer.notes)
 
 
 def test_the_budget_of_time_ends_the_search() -> None:

@@ -18,12 +18,12 @@ import pytest
 from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from integration.forkserver import ForkedProcess, ForkServers
-from slow import further, slow
+from slow import further
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PROBE = str(SCRIPTS / "probe_process.py")
-#: Slow, all of them: tests of the tests.
-pytestmark = [pytest.mark.usefixtures("fresh_processes"), slow]
+#: Further, all of them: tests of the tests, whose other processes are started by it.
+pytestmark = [pytest.mark.usefixtures("fresh_processes"), further]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PROBE": "here"}
 
 
@@ -46,9 +46,9 @@ def run_probe(launch: Callable[..., ChildProcess], folder: Path, what: str) -> t
 @pytest.mark.parametrize(
     ("what", "status"),
     [
-        pytest.param("exit", 7, marks=further),
+        ("exit", 7),
         ("raise", 1),
-        pytest.param("kill", -signal.SIGKILL, marks=further),
+        ("kill", -signal.SIGKILL),
     ],
 )
 def test_is_like_a_fresh_process(servers: ForkServers, tmp_path: Path, what: str, status: int) -> None:

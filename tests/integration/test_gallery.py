@@ -81,8 +81,10 @@ FURTHER = (
     "shuffle with a generator, drop_last",  # unit/data/test_data_samplers.py, test_data_parity.py
     "sequential, pinned",  # unit/data/test_data_options.py
     "replacement, drop_last",  # unit/data/test_data_samplers.py, which has each sampler
-    "RandomSampler with a generator",  # the same; "weighted, persistent"
-    "batch_sampler",  # "batch_sampler with set_epoch"
+    "RandomSampler with a generator",  # the same
+    "batch_sampler",  # unit/data/test_data_samplers.py
+    "batch_sampler with set_epoch",  # the same, and test_data_parity.py
+    "weighted, persistent",  # the same
     "stream, iterator's state, no data worker",  # "stream, iterator's state"; unit/data/test_data_iterable.py
     "stream, dataset's state",  # "stream, dataset's state, data workers"
 )

@@ -24,7 +24,7 @@ from elastane_cli.commands.main import build_app
 from elastane_proto.v1 import ps_pb2, ring_pb2, ring_pb2_grpc
 from integration.ps_support import SPEC, WAIT_SECONDS, PushingJob
 from integration.test_agent import PATH, Line, Run
-from slow import slow
+from slow import further, slow
 
 PUSHER = Path(__file__).parent / "scripts" / "ps_pusher.py"
 TASKS = 12
@@ -112,7 +112,7 @@ def gone(found: list[psutil.Process]) -> None:
     assert not alive
 
 
-@slow
+@further  # the order of leaving: unit/agent/test_ps_policy.py; the end: every test here
 def test_to_the_end(start: Start, tmp_path: Path) -> None:
     run = start()
     assert run.until("ps_started", ps="ps-0")["pid"]

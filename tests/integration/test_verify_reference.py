@@ -64,7 +64,7 @@ def test_the_converted_script_has_the_bits_of_the_untouched_one(prove, tmp_path:
     assert found == {"reference", "run-1"}
 
 
-@slow
+@further  # test_the_converted_script_has_the_bits_of_the_untouched_one
 def test_the_two_scripts_of_the_readme_have_the_same_bits(prove) -> None:
     result = prove(
         f"torchrun --nproc-per-node 2 {EXAMPLES / 'minimal_ddp.py'}",

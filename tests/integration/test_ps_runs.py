@@ -265,7 +265,7 @@ def looked_at(master: str, folder: Path) -> None:
     assert plain.exit_code == 0 and "ps-0" in plain.stdout and "staleness" in plain.stdout
 
 
-@slow
+@further  # the policy: unit/agent/test_ps_policy.py; refusals of a session: unit/ps/test_process.py
 def test_a_parameter_server_that_is_refused_stops_everything(start: Start, lock: Path) -> None:
     with held(lock):
         run = start(ps=1)

@@ -43,16 +43,23 @@ def gaps(seed: int, instances: int, devices: tuple[int, int]) -> list[tuple[floa
     return found
 
 
-@pytest.mark.parametrize("instances", [40, pytest.param(1_000, marks=slow)])
-def test_gap_to_the_best_of_all_plans_and_orders(instances: int) -> None:
+def test_gap_to_the_best_of_all_plans_and_orders() -> None:
+    require_small_gaps(40)
+
+
+def require_small_gaps(instances: int) -> None:
+    """Also called by test_planner_gaps.py, with more instances."""
     found = [gap for gap, _ in gaps(1, instances, (3, 4))]
     assert min(found) > -1e-9
     assert max(found) <= 0.01
     assert sum(found) / instances <= 0.001
 
 
-@pytest.mark.parametrize("instances", [25, pytest.param(300, marks=slow)])
-def test_the_search_alone_comes_near_it(instances: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_alone_comes_near_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_near_by_search(25, monkeypatch)
+
+
+def require_near_by_search(instances: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without looking at all plans at the end. Each stage is no worse than the one before."""
     monkeypatch.setattr(planner, "EXHAUSTED_MAX", 0)
     found = gaps(2, instances, (3, 4))

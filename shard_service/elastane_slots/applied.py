@@ -126,14 +126,15 @@ class _Names:
 
     def left(self, leaving: int) -> _Names:
         """Return a copy for so many holders, which leave this."""
-        # Of two threads that count at once one may be lost: it is a holder too many then, never one too few.
-        self.holders -= leaving
         copied = _Names()
         copied.count, copied.holders = self.count, leaving
         for dataset, epochs in self.datasets.items():
             copied.datasets[dataset] = found = _Epochs()
             found.even, found.newest = list(epochs.even), epochs.newest
             found.open = {epoch: IntervalSet(tasks.intervals()) for epoch, tasks in epochs.open.items()}
+        # Only now: the last holder changes these names in place, and the copy would have what it adds. If two
+        # threads subtract at once, one may be lost: that is a holder too many, never one too few.
+        self.holders -= leaving
         return copied
 
 

@@ -127,6 +127,8 @@ def test_the_nearest_file_counts_and_a_variable_names_another(
         ("[run]\njson = 1\n", "[run] json: true or false is needed"),
         ("[run]\nests = [1, 2]\n", "[run] ests: one value is needed"),
         ("[run]\npass = 'A'\n", "[run] pass: a list of values is needed"),
+        ("[connection]\nversion = true\n", "[connection] version: no such option"),
+        ("[connection]\nmaster = ['a:1', 'b:1']\n", "[connection] master: one value is needed"),
         ("[run\n", "Expected"),
     ],
 )

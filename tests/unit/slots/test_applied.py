@@ -209,3 +209,24 @@ def test_slots_that_apply_the_same_share_one_set() -> None:
     for task in range(100, 100 + 256):
         add_to_all(sets, TaskName("a", 0, task))
     assert len({names_of(one) for one in sets}) == 1  # equal again, and found to be
+
+
+def test_a_set_that_changes_while_another_leaves_it_gives_that_none_of_its_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each has a lock of its own; one name too many would be answered as applied before, and be lost."""
+    one, other = AppliedSet(), AppliedSet()
+    for task in range(257):
+        assert add_to_all([one, other], TaskName("a", 0, task))
+    assert names_of(one) == names_of(other)
+    copied = applied_module._Epochs
+
+    def meanwhile() -> applied_module._Epochs:
+        monkeypatch.setattr(applied_module, "_Epochs", copied)
+        other.add(TaskName("a", 0, 999))  # as a thread that runs in the middle of the copy
+        return copied()
+
+    monkeypatch.setattr(applied_module, "_Epochs", meanwhile)
+    one.add(TaskName("a", 0, 500))
+    assert TaskName("a", 0, 999) not in one and TaskName("a", 0, 500) not in other
+    assert one.count == other.count == 258

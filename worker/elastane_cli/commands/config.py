@@ -11,7 +11,7 @@ import typer
 
 from elastane_cli.commands.catalogue import COMMANDS, load
 from elastane_cli.commands.common import JsonOption, command, console, print_json
-from elastane_cli.commands.config_file import CONNECTION, MASTER, ConfigFile, find_config
+from elastane_cli.commands.config_file import CONNECTION, MASTER, ConfigFile, find_config, settable
 
 MASTER_VARIABLE = "ELASTANE_MASTER"
 
@@ -63,7 +63,7 @@ def _connection(context: typer.Context, file: ConfigFile) -> Iterator[Option]:
     """Yield the options before the command; the application has set their variables already."""
     before = context.parent
     assert before is not None
-    for option in _settable(before.command):
+    for option in settable(before.command):
         source = before.get_parameter_source(option.name)
         names = {"COMMANDLINE": "command line", "ENVIRONMENT": option.envvar, "DEFAULT_MAP": str(file.path)}
         told = names.get(source.name, "default") if source is not None else "default"
@@ -87,16 +87,9 @@ def _options(file: ConfigFile, name: str | None) -> Iterator[Option]:
             yield from _of(one, loaded, own, file)
 
 
-def _settable(command: Any) -> Iterator[Any]:
-    for option in command.params:
-        # Of the others nothing is kept, as of --help and --version.
-        if option.param_type_name == "option" and option.expose_value and not option.is_eager:
-            yield option
-
-
 def _of(name: str, command: Any, given: dict[str, Any], file: ConfigFile) -> Iterator[Option]:
     context = typer.Context(command, info_name=name)
-    for option in _settable(command):
+    for option in settable(command):
         variable = option.resolve_envvar_value(context)
         if variable is not None:
             value, source = variable, str(option.envvar)

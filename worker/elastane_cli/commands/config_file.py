@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -48,8 +48,10 @@ class ConfigFile:
         """
         connection = self.tables.get(CONNECTION, {})
         given = self._values(f"[{name}]", command, self.tables.get(name, {}))
-        if MASTER in connection and any(parameter.name == MASTER for parameter in command.params):
-            given.setdefault(MASTER, _text(connection[MASTER]))
+        option = next((one for one in settable(command) if one.name == MASTER), None)
+        if MASTER in connection and option is not None:
+            value = self._value(f"[{CONNECTION}] {MASTER}", option, connection[MASTER])
+            given.setdefault(MASTER, value)
         return given
 
     def root_defaults(self, root: Any) -> dict[str, Any]:
@@ -61,11 +63,7 @@ class ConfigFile:
         self, where: str, command: Any, table: Mapping[str, Any], also: Sequence[str] = ()
     ) -> dict[str, Any]:
         options = {
-            flag[2:]: option
-            for option in command.params
-            if option.param_type_name == "option"
-            for flag in option.opts
-            if flag.startswith("--")
+            flag[2:]: option for option in settable(command) for flag in option.opts if flag.startswith("--")
         }
         actions = getattr(command, "commands", {}) if not also else {}
         found: dict[str, Any] = {}
@@ -87,7 +85,7 @@ class ConfigFile:
             raise self._error(f"{where}: {'a list of values' if option.multiple else 'one value'} is needed")
         if option.is_flag:
             return value
-        return tuple(map(_text, value)) if option.multiple else _text(value)
+        return tuple(map(str, value)) if option.multiple else str(value)
 
     def _error(self, text: str) -> ConfigFileError:
         return ConfigFileError(f"{self.path}: {text}")
@@ -126,9 +124,11 @@ def _read(path: Path, keys: Sequence[str]) -> ConfigFile:
     return ConfigFile(path, tables) if isinstance(tables, Mapping) else ConfigFile()
 
 
-def _text(value: Any) -> str:
-    """Return a value as the command line would give it."""
-    return str(value)
+def settable(command: Any) -> Iterator[Any]:
+    """Yield the options of a command that a file may set: none that prints something and exits."""
+    for option in command.params:
+        if option.param_type_name == "option" and option.expose_value and not option.is_eager:
+            yield option
 
 
 def _unknown(where: str, kind: str, name: str, known: Sequence[str]) -> str:

@@ -58,25 +58,22 @@ class Steps:
         """Return the longest time without a step, less a usual one."""
         return max(0.0, max(self._between(first, end)) - self.seconds(first, end))
 
-    def longest_wait(self, first: int, end: int) -> int:
-        """Return how long the worker that had most to do slept in a step, in sleeps of a healthy EST.
+    def longest_wait(self, number: int) -> int:
+        """Return how long the worker that has most to do sleeps in a step, in sleeps of a healthy EST.
 
-        However busy the machine is: the steps cannot be shorter. An EST of the straggler counts twice.
+        However busy the machine is: the step cannot be shorter. An EST of the straggler counts twice. Of one
+        step, as a busy machine may make steps longer by chance, and the master takes new ranges back then.
         """
-        return max(
-            (1 + (worker == SLOW)) * ests
-            for number, hosts in self._hosts.items()
-            if first <= number <= end
-            for worker, ests in hosts.items()
-        )
+        return max((1 + (worker == SLOW)) * ests for worker, ests in self._hosts[number].items())
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a run has shown. Seconds of a step: clean, slowed, and after each remedy; est: of one EST.
 
-    waits: `longest_wait` while slowed, and after each remedy. shares: of the ring after the first remedy.
-    sizes: of all rings since the first full one. differences: from stock DDP, in words.
+    waits: `longest_wait` in the first step that counts while slowed, and after each remedy.
+    shares: of the ring after the first remedy. sizes: of all rings since the first full one.
+    differences: from stock DDP, in words.
     """
 
     est: float
@@ -144,7 +141,7 @@ def run(folder: Path, est_seconds: float, steps: int, *, ests: int = ESTS, epoch
         taken.seconds(*slowed),
         taken.seconds(*reweighted),
         taken.seconds(*replaced),
-        (taken.longest_wait(*slowed), taken.longest_wait(*reweighted), taken.longest_wait(*replaced)),
+        (taken.longest_wait(slowed[0]), taken.longest_wait(again), taken.longest_wait(last)),
         tuple(counts(changed).values()),
         (taken.stall(changed.step - 5, again), taken.stall(out.step - 5, last)),
         _sizes(told),

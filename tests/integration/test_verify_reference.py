@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -161,3 +162,28 @@ def test_a_reference_that_gives_nothing_has_an_exit_code_of_its_own(
     said = ran.stderr.replace("│", " ") if code == 2 else json.loads(ran.stdout)["message"]
     assert words in " ".join(said.split())
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4321"]]
+
+
+@slow
+def test_a_killed_proof_leaves_no_rank_of_the_reference(tmp_path: Path) -> None:
+    told, rank = tmp_path / "told", tmp_path / "rank.py"
+    os.mkfifo(told)
+    rank.write_text(
+        "import signal\n"
+        f"told = open({str(told)!r}, 'w')\n"  # open for as long as the rank lives
+        "print('here', file=told, flush=True)\n"
+        "signal.pause()\n"
+    )
+    proof = (
+        "from pathlib import Path\n"
+        "from elastane_cli.verify.reference import parse_reference, run_original\n"
+        "from elastane_common.determinism import Level\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        f"command = parse_reference('torchrun --nproc-per-node 2 {rank}')\n"
+        "run_original(folder, command, directory=folder, environment={}, determinism=Level.D1, threads=1,\n"
+        "             traced=False, timeout_seconds=600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", proof]) as process, told.open() as ranks:
+        assert [ranks.readline() for _ in range(2)] == ["here\n"] * 2
+        process.kill()
+        assert ranks.read() == ""  # both have ended

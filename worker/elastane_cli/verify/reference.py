@@ -156,7 +156,15 @@ def run_original(
         {**os.environ, **environment}, reports, determinism=determinism, threads=threads, traced=traced
     )
     log = folder / "reference.log"
-    process = ChildProcess("reference", command, environment=variables, directory=directory, log=log)
+    process = ChildProcess(
+        "reference",
+        command,
+        environment=variables,
+        directory=directory,
+        log=log,
+        # If this process is killed: torchrun then ends its ranks, which no other signal of ours would reach.
+        death_signal=signal.SIGTERM,
+    )
     try:
         process.start()
         status = _ended(process, reports, timeout_seconds)

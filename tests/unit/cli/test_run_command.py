@@ -96,6 +96,16 @@ def test_without_ests_the_job_of_that_name_is_joined(asked: list[AgentSettings])
     assert "the master's settings apply; ignored: ELASTANE_SEED" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "verify"])
+@pytest.mark.parametrize("ests", [["--ests", "3"], ["--ests=3"]])
+def test_an_option_after_the_script_is_said_to_be_an_argument_of_it(command: str, ests: list[str]) -> None:
+    result = CliRunner().invoke(build_app(), [command, __file__, *ests], env={"COLUMNS": "400"})
+    assert result.exit_code == 2
+    assert (
+        f"--ests after the script is an argument of the script: write it before {__file__}" in result.stderr
+    )
+
+
 def test_an_agent_may_have_parameter_servers_alone(asked: list[AgentSettings]) -> None:
     assert run("--master", "m:1", "--job", "j", "--local-workers", "0", "--ps", "2").exit_code == 4
     assert (asked[0].local_workers, asked[0].ps) == (0, 2)

@@ -24,6 +24,7 @@ from elastane_cli.commands.run_options import (
     ModuleOption,
     ScriptArgument,
     metrics_address,
+    missing_option,
     refuse_plain_libraries,
     require_script,
     variable,
@@ -255,10 +256,8 @@ def _require_joinable(context: typer.Context, *, master: str, job: str | None) -
     Raises BadParameter for options on the command line; for variables it only prints that they are ignored.
     """
     if not master or not job:
-        raise typer.BadParameter(
-            "give the number of logical workers, or join an existing job with --master and --job",
-            param_hint="--ests",
-        )
+        text = "give the number of logical workers, or join an existing job with --master and --job"
+        raise missing_option("--ests", text, context.params["script"])
     ignored = []
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")

@@ -89,6 +89,13 @@ def require_script(script: list[str], *, is_file: bool) -> None:
         raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
 
 
+def missing_option(option: str, text: str, script: list[str]) -> typer.BadParameter:
+    """Return the error for a missing option. Where the option was written after the script, it says so."""
+    if any(argument == option or argument.startswith(f"{option}=") for argument in script[1:]):
+        text += f"; {option} after the script is an argument of the script: write it before {script[0]}"
+    return typer.BadParameter(text, param_hint=option)
+
+
 def refuse_plain_libraries(script: str) -> None:
     """Raise PlainLibraryError for a script that would train with another library alone, in each worker.
 

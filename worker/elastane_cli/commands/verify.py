@@ -20,6 +20,7 @@ from elastane_cli.commands.run_options import (
     SCRIPT_SETTINGS,
     ModuleOption,
     ScriptArgument,
+    missing_option,
     option,
     require_script,
 )
@@ -180,7 +181,7 @@ def verify(
     if ps is None and workers != 1:
         raise typer.BadParameter("needs --ps; the workers of a ring are --paths", param_hint="--workers")
     if ests is None and not reference and ps is None:
-        raise typer.BadParameter("Missing option: give --ests or --reference", param_hint="--ests")
+        raise missing_option("--ests", "Missing option: give --ests or --reference", script)
     require_script(script, is_file=not module)
     require_new(keep)
     try:

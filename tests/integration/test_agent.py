@@ -25,7 +25,7 @@ from elastane_cli.explain import explain
 from elastane_common.client import MasterClient
 from elastane_proto.v1 import job_pb2
 from integration.forked_cli import ForkedCommands
-from slow import slow
+from slow import further, slow
 
 SOURCES = Path(__file__).parents[2]
 TRAINER = Path(__file__).parent / "scripts" / "fake_trainer.py"
@@ -291,7 +291,7 @@ def test_a_worker_drained_by_an_operator_stays_away(start: Callable[..., Run]) -
     assert len(run.of("worker_started")) == 2
 
 
-@slow
+@further  # test_node_agent drains on a notice, test_scale_in_and_out starts again what has left
 def test_a_worker_that_leaves_on_a_notice_comes_back(start: Callable[..., Run]) -> None:
     run = start("--workers", "1:2", steps=300)
     pid = run.until("worker_started", worker="w1")["pid"]
@@ -345,7 +345,7 @@ def test_nothing_outlives_a_killed_agent(start: Callable[..., Run]) -> None:
     assert alive == []
 
 
-@slow
+@further  # test_sigterm_drains_and_the_same_command_goes_on; test_resume suspends
 def test_suspend_ends_well_and_the_same_command_resumes(start: Callable[..., Run], tmp_path: Path) -> None:
     options = ("--workers", "1:2", "--checkpoint", str(tmp_path / "saved"))
     run = start(*options, steps=100)

@@ -16,7 +16,7 @@ from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
 from elastane_proto.v1 import job_pb2, shard_pb2
 from integration.forked_scripts import run_forked
-from slow import slow
+from slow import further, slow
 
 CONFIG = Config(2, "sgd", epochs=2)
 
@@ -71,8 +71,9 @@ def start_one(cluster: LocalCluster) -> None:
     ("arguments", "named"),
     [
         pytest.param(["--width", "8"], "parameter", id="model", marks=slow),
-        pytest.param(["--size", "100"], "dataset", id="dataset", marks=slow),
-        pytest.param(["--batch-size", "4"], "batch", id="batch", marks=slow),
+        # What else a signature has: unit/decisions/test_signatures.py.
+        pytest.param(["--size", "100"], "dataset", id="dataset", marks=further),
+        pytest.param(["--batch-size", "4"], "batch", id="batch", marks=further),
     ],
 )
 def test_worker_with_another_script_is_refused(tmp_path: Path, arguments: list[str], named: str) -> None:
@@ -168,7 +169,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
             EXIT_REFUSED,
             "too old for this elastane, which needs 99 or newer",
             id="needs a newer master",
-            marks=slow,
+            marks=further,  # unit/runtime/test_session_machine.py
         ),
         pytest.param("PROTOCOL = versions.CLIENT_OLDEST", 0, "", id="oldest that is served"),
     ],

@@ -31,7 +31,7 @@ WIDE = {"COLUMNS": "250"}
 RIGHT = "registered --accumulate 2 --data-workers 2"
 
 
-@pytest.mark.parametrize("options", slow_except(["", RIGHT], RIGHT))
+@pytest.mark.parametrize("options", slow_except(["", RIGHT], RIGHT, further=[""]))
 def test_of_a_right_script_nothing_is_said(servers: ForkServers, options: str) -> None:
     report = examine(servers, options)
     assert report.findings == []

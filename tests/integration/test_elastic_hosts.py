@@ -27,7 +27,7 @@ from elastane_cli.rehearse.results import PARTS, leader_report
 from elastane_common.client import MasterClient
 from elastane_proto.v1 import job_pb2
 from patience import Patience
-from slow import slow
+from slow import further, slow
 
 CONFIG = Config(4, "adamw", data_workers=0, epochs=3)
 #: Trains nothing, for what is not about bits.
@@ -247,7 +247,7 @@ def test_a_worker_dies_and_a_host_is_cut_off(start: Callable[..., Run], hosts: H
     assert len(run.of("worker_died")) == 1, "hosts cost nothing of the restart budget"
 
 
-@slow
+@further  # test_agent: a second signal, and a killed agent
 def test_nothing_is_left_behind(start: Callable[..., Run], hosts: Hosts) -> None:
     hosts.are("127.0.0.2", "localhost")
     job = Watched(run := start("--workers", "1:2", "--listen", "127.0.0.1", script=FAKE))

@@ -6,8 +6,10 @@ in docs/exactness.md. ELASTANE_GALLERY_SEED draws other churn.
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,16 +26,16 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SEED = os.environ.get("ELASTANE_GALLERY_SEED", "1")
 ESTS, RUNS = 3, 1
 
-#: Name of the item -> script and arguments.
+#: Name of the item -> script and arguments. Items of one command share its run.
 EXACT = {
-    "convolution": "conv.py",
+    "convolution": "conv.py --data-workers 2",
     "convolution, data workers": "conv.py --data-workers 2",
-    "buckets": "buckets.py",
+    "buckets": "buckets.py --cap 0.05",
     "gradient_as_bucket_view": "buckets.py --view --in-place",
     "bucket_cap_mb": "buckets.py --cap 0.05",
-    "find_unused_parameters": "unused.py --clip",
-    "frozen and unfrozen": "unused.py --freeze",
-    "tied weights": "language.py",
+    "find_unused_parameters": "unused.py --clip --freeze",
+    "frozen and unfrozen": "unused.py --clip --freeze",
+    "tied weights": "language.py --checkpointing reentrant --static-graph",
     "fp16 autocast, GradScaler": "language.py --precision fp16-scaler",
     "bf16 autocast, checkpointing": "language.py --precision bf16-autocast --checkpointing plain",
     "bf16 parameters": "language.py --precision bf16-parameters",
@@ -44,10 +46,10 @@ EXACT = {
     "torch.compile": "compiled.py",
     "early stopping, carried values": "early.py --patience 2",
     "max_steps, carried values": "early.py",
-    "zeroed in place, then to None": "bodies.py --mixed-zeroing",
-    "a loss of gradients": "bodies.py --forces",
-    "drawn in backward": "bodies.py --backward-draws",
-    "model.zero_grad with accumulation": "bodies.py --model-zeroes",
+    "zeroed in place, then to None": "bodies.py --mixed-zeroing --forces",
+    "a loss of gradients": "bodies.py --mixed-zeroing --forces",
+    "drawn in backward": "bodies.py --model-zeroes --backward-draws",
+    "model.zero_grad with accumulation": "bodies.py --model-zeroes --backward-draws",
     "registered": "registered.py",
     "registered, data workers": "registered.py --data-workers 2",
     "shuffle with a generator, drop_last": "loaders.py --generator --drop-last",
@@ -62,7 +64,7 @@ EXACT = {
     "stream, iterator's state, no data worker": "streams.py --state iterator",
     "stream, dataset's state": "streams.py --state position",
     "stream, dataset's state, data workers": "streams.py --state resume --data-workers 2",
-    "validation": "validation.py",
+    "validation": "validation.py --each-rank",
     "validation, each rank": "validation.py --each-rank",
     "seeded in each epoch": "validation.py --seeds",
     "stream without state": "streams.py --data-workers 2",
@@ -74,12 +76,15 @@ QUICK = (
     "accumulation, bucket view, data workers",
     "stream, iterator's state",
 )
-#: Those whose parts other items or unit tests show.
+#: Those whose parts other items, cases of parity/test_parity_sample.py or unit tests show.
 FURTHER = (
+    "bf16 parameters",  # parity: 52
     "accumulation",  # "accumulation, bucket view, data workers"
+    "moving averages",  # parity: 7, 52
     "registered",  # "registered, data workers"
     "shuffle with a generator, drop_last",  # unit/data/test_data_samplers.py, test_data_parity.py
     "sequential, pinned",  # unit/data/test_data_options.py
+    "DistributedSampler, init function",  # parity: 6167
     "replacement, drop_last",  # unit/data/test_data_samplers.py, which has each sampler
     "RandomSampler with a generator",  # the same
     "batch_sampler",  # unit/data/test_data_samplers.py
@@ -87,6 +92,7 @@ FURTHER = (
     "weighted, persistent",  # the same
     "stream, iterator's state, no data worker",  # "stream, iterator's state"; unit/data/test_data_iterable.py
     "stream, dataset's state",  # "stream, dataset's state, data workers"
+    "seeded in each epoch",  # unit/runtime: test_the_same_seed_for_all_is_the_same_state_for_all
 )
 #: Case of refused.py -> words that say what is wrong and what to do.
 REFUSED = {
@@ -173,9 +179,20 @@ def verify(
     )
 
 
+@pytest.fixture(scope="module")
+def verified(servers: ForkServers, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], VerifyResult]:
+    """Return the function that verifies a command of the gallery, once for all items that it shows."""
+
+    @functools.cache
+    def once(command: str) -> VerifyResult:
+        return verify(servers, tmp_path_factory.mktemp("gallery"), command)
+
+    return once
+
+
 @pytest.mark.parametrize("item", slow_except(EXACT, *QUICK, further=FURTHER))
-def test_gallery_item_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: Path, item: str) -> None:
-    result = verify(servers, tmp_path, EXACT[item])
+def test_gallery_item_has_the_bits_of_stock_ddp(verified: Callable[[str], VerifyResult], item: str) -> None:
+    result = verified(EXACT[item])
     assert result.verdict is Verdict.EQUAL, result.as_json()
     assert len(result.runs) == RUNS
     assert all(run.plan.deaths for run in result.runs)

@@ -15,12 +15,13 @@ from elastane_cli.audit import audit
 from elastane_cli.rehearse.cluster import local_cluster
 from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_proto.v1 import job_pb2, shard_pb2
-from slow import slow
+from slow import further, slow
 
 SCRIPTS = Path(__file__).parent / "scripts"
 KILLS = 10
 
 
+@slow  # three times: test_matrix
 def test_master_killed_ten_times_in_training(tmp_path: Path) -> None:
     config = Config(4, epochs=6)
     moments = random.Random(20261121)
@@ -48,7 +49,9 @@ def test_master_killed_ten_times_in_training(tmp_path: Path) -> None:
     assert [row.name for row in comparison.rows if not row.equal] == []
 
 
-@pytest.mark.parametrize(("prefetch", "size", "kills"), [pytest.param(0, 8000, 10, marks=slow), (8, 2400, 2)])
+@pytest.mark.parametrize(
+    ("prefetch", "size", "kills"), [pytest.param(0, 8000, 10, marks=further), (8, 2400, 2)]
+)
 def test_master_killed_again_and_again_in_dynamic_leasing(
     tmp_path: Path, prefetch: int, size: int, kills: int
 ) -> None:

@@ -11,6 +11,7 @@ import math
 import signal
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -213,24 +214,25 @@ def test_a_profile_and_a_limit_of_memory_make_the_first_plan(tmp_path: Path) -> 
     assert {math.isfinite(step["norm"]) for step in logged} == {True, False}
 
 
-def deaths(*values: object) -> list[ParameterSet]:
-    """Each worker with each value. Each of both is once among the slow; the other pairs are further ones."""
-    workers = ["w0", "w1", "w2"]
-    pairs = [(workers[number % len(workers)], value) for number, value in enumerate(values)]
-    others = [(worker, value) for worker in workers for value in dict.fromkeys(values)]
-    return [
-        *(pytest.param(*pair, marks=slow) for pair in pairs),
-        *(pytest.param(*pair, marks=further) for pair in others if pair not in pairs),
-    ]
+def deaths(values: Sequence[object], *slow_pairs: tuple[str, object]) -> list[ParameterSet]:
+    """Each worker with each value: these pairs are slow, the others further ones."""
+    pairs = [(worker, value) for worker in ("w0", "w1", "w2") for value in values]
+    return [pytest.param(*pair, marks=slow if pair in slow_pairs else further) for pair in pairs]
 
 
-@pytest.mark.parametrize(("worker", "point"), deaths("forward", "all_reduce", "prepared", "applied"))
+#: With shadows, below: in the all-reduce, and prepared (`test_stages_join_and_die_and_every_bit_is_stocks`).
+@pytest.mark.parametrize(
+    ("worker", "point"),
+    deaths(["forward", "all_reduce", "prepared", "applied"], ("w0", "forward"), ("w2", "applied")),
+)
 def test_any_stage_dies_anywhere_in_a_step(tmp_path: Path, point: str, worker: str) -> None:
     """Units that only the dead worker held come from the checkpoint."""
     run(tmp_path, Config(), Churn(stages=(3, 3), checkpoint_steps=3, kills={worker: f"{point}:10"}))
 
 
-@pytest.mark.parametrize(("worker", "point"), deaths("forward", "all_reduce", "prepared"))
+@pytest.mark.parametrize(
+    ("worker", "point"), deaths(["forward", "all_reduce", "prepared"], ("w1", "all_reduce"))
+)
 def test_with_a_shadow_no_step_is_made_again(tmp_path: Path, point: str, worker: str) -> None:
     """Prints how long the next step took to come, of which the promise is a second on a quiet machine."""
     churn = Churn(stages=(3, 3), shadows=1, kills={worker: f"{point}:10"}, watched=True)
@@ -258,7 +260,7 @@ def test_who_alone_holds_units_hands_them_over_and_leaves(tmp_path: Path) -> Non
 
 
 @slow
-@pytest.mark.parametrize("step", [7, 8])
+@pytest.mark.parametrize("step", [pytest.param(7, marks=further), 8])
 def test_a_death_at_the_end_of_an_epoch(tmp_path: Path, step: int) -> None:
     """The others evaluate, or are about to."""
     run(tmp_path, Config(), Churn(shadows=1, kills={"w1": f"applied:{step}"}))
@@ -268,23 +270,28 @@ def test_a_death_at_the_end_of_an_epoch(tmp_path: Path, step: int) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        Config(accumulation=2),
-        Config(data_workers=1),
-        Config(modules=True),
-        Config(evaluate="leader"),
-        Config(amp=True),
+        Config(data_workers=1, modules=True),
+        Config(evaluate="leader", leaves=True),
         Config(amp=True, accumulation=2, evaluate="none"),
         Config(split=True, evaluate="none"),
-        Config(leaves=True),
+        # What they have, one at a time.
+        pytest.param(Config(accumulation=2), marks=further),
+        pytest.param(Config(data_workers=1), marks=further),
+        pytest.param(Config(modules=True), marks=further),
+        pytest.param(Config(evaluate="leader"), marks=further),
+        pytest.param(Config(amp=True), marks=further),
+        pytest.param(Config(leaves=True), marks=further),
     ],
     ids=[
+        "modules and data workers",
+        "the leader evaluates, early stopping",
+        "GradScaler and accumulation",
+        "split by torch",
         "accumulation",
         "data workers",
         "modules",
         "the leader evaluates",
         "GradScaler",
-        "GradScaler and accumulation",
-        "split by torch",
         "early stopping",
     ],
 )
@@ -299,7 +306,7 @@ def test_from_the_first_step_nothing_is_left(tmp_path: Path) -> None:
     run(tmp_path, Config(epochs=2), Churn(stages=(3, 3), kills={"w1": "prepared:1"}))
 
 
-@pytest.mark.parametrize(("worker", "shadows"), deaths(0, 1, 0))
+@pytest.mark.parametrize(("worker", "shadows"), deaths([0, 1], ("w0", 0), ("w1", 1)))
 def test_a_worker_dies_while_all_evaluate(tmp_path: Path, worker: str, shadows: int) -> None:
     """With shadows the others evaluate again; without, new processes go on from the checkpoint."""
     config = Config(disturbs=("--dies", worker))

@@ -39,7 +39,7 @@ from elastane_runner.process_records import (
 )
 from elastane_runner.rank_logs import follow, read
 from integration.engine_runner import EngineRunner
-from slow import slow
+from slow import further, slow
 
 SOURCES = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "engine_process.py"
@@ -658,7 +658,14 @@ def lines_of_a_launch(tmp_path_factory: pytest.TempPathFactory) -> int:
     return asyncio.run(launch())
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=slow) for part in range(1, 12))])
+@pytest.mark.parametrize(
+    "part",
+    [
+        0,
+        *(pytest.param(part, marks=slow) for part in range(2, 12, 2)),
+        *(pytest.param(part, marks=further) for part in range(1, 12, 2)),  # lines between two of the others
+    ],
+)
 async def test_a_runner_killed_at_any_line_of_a_launch_leaves_all_or_nothing(
     tmp_path: Path, lines_of_a_launch: int, part: int
 ) -> None:

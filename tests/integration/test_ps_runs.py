@@ -192,7 +192,7 @@ def test_an_interrupt_saves_and_the_same_command_continues(start: Start, lock: P
     assert applied(again) == [list(range(TASKS))] * SPEC.slots
 
 
-@slow
+@further  # test_agent has it with workers
 def test_a_second_interrupt_leaves_nothing_behind(start: Start, lock: Path) -> None:
     with held(lock):
         run = start()

@@ -90,7 +90,7 @@ def test_the_first_difference_of_a_pipeline_names_step_est_and_unit(prove) -> No
     assert result.where == "step 0, EST 1: the local gradient of 6.weight", result.as_json()
 
 
-@slow  # in a trace: unit/verify
+@further  # test_gallery finds one in a run; in a trace: unit/verify
 def test_an_unregistered_generator_is_named(prove) -> None:
     result = prove(*flawed("generator"))
     assert result.verdict is Verdict.DIFFERS and result.exit_code == 1
@@ -111,7 +111,7 @@ def test_a_script_that_does_not_repeat_itself_is_told_apart(prove) -> None:
     assert result.difference is not None and result.difference.what == "initial weights"
 
 
-@slow
+@further  # the test above, and test_gallery's generator; in a trace: unit/verify
 def test_an_unseeded_generator_is_named_and_told_apart(prove) -> None:
     result = prove(*flawed("unseeded generator"))
     assert result.verdict is Verdict.NOT_DETERMINISTIC
@@ -208,7 +208,7 @@ def test_the_command_shows_the_difference(forked_elastane) -> None:
     assert lines[-1].startswith("again: elastane verify --ests 2 --seed 5") and "--steps 9" in lines[-1]
 
 
-@slow
+@further  # test_a_run_that_fails_shows_its_last_lines
 def test_the_command_shows_a_failure(forked_elastane) -> None:
     ran = forked_elastane("--ests", "2", *flawed("raises"))
     assert ran.returncode == 11

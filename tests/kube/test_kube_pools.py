@@ -24,7 +24,7 @@ from kube.gateway import Cut
 from kube.operator_process import operator_process
 from kube.scene import JOB, Scene
 from kube.trainer import Script
-from slow import slow
+from slow import further
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 Side = Literal["before", "after"]
@@ -175,7 +175,7 @@ async def live_through(pooled: PoolScene, cuts: Iterator[tuple[int, Side]]) -> i
     return killed
 
 
-@slow  # of a job: test_kube_crashes
+@further  # at each write, of a pool: below; of a job: test_kube_crashes
 async def test_an_operator_that_is_killed_in_every_change_of_a_pool_goes_on_where_it_was(
     pooled: PoolScene,
 ) -> None:

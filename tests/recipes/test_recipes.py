@@ -12,7 +12,7 @@ from recipes.beside import FOLDER, RECIPES, Digests, Ground, Outcome, Recipe, gr
 from slow import slow_except
 
 #: Those that `make test-slow` shows: small, and unlike one another.
-SLOW = ("imagenet", "multigpu", "nanogpt", "nlp_example", "vae")
+SLOW = ("imagenet", "nanogpt", "nlp_example")
 FURTHER = [recipe for recipe in RECIPES if recipe.name not in SLOW]
 #: Most of a run is waiting for its processes.
 AT_ONCE = 3

@@ -65,9 +65,8 @@ ONCE_FAILED = {
 while the simulation's draws stay the same; after that the planted bug (`mutants`) takes their place."""
 
 
-@slow
+@further  # test_the_faults_really_happen runs some, with the same checkers; `make sim` thousands
 def test_jobs_finish_with_the_bits_of_the_fixed_run() -> None:
-    """A few are run by `test_the_faults_really_happen`, with the same checkers; thousands by `make sim`."""
     for seed in range(SEEDS):
         simulate(seed)
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from elastane.data import BatchSource, current
 from elastane_common.errors import UnsupportedError
-from slow import slow, slow_except
+from slow import further, slow, slow_except
 from unit.data.elastic_runs import Build, Setup, Worker, check_elastic
 from unit.data.loader_runs import DrawingDataset
 
@@ -98,7 +98,7 @@ NO_DRAWS = ("in process", "persistent")
 @pytest.mark.parametrize(
     ("case", "loop_draws"),
     [
-        *(pytest.param(case, True, marks=slow if case in FURTHER else ()) for case in CASES),
+        *(pytest.param(case, True, marks=further if case in FURTHER else ()) for case in CASES),
         *(pytest.param(case, False, marks=slow) for case in NO_DRAWS),
     ],
 )
@@ -117,7 +117,7 @@ class Seldom(WithOwn):
         return *DrawingDataset.__getitem__(self, index), 0.0, torch.zeros(2)
 
 
-@pytest.mark.parametrize("persistent", slow_except([False, True], False))
+@pytest.mark.parametrize("persistent", slow_except([False, True], False, further=[True]))
 def test_items_that_a_stream_has_not_used_yet(persistent: bool) -> None:
     """They are those of the epoch's start, however far the loop has drawn from them since."""
 

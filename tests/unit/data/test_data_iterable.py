@@ -249,7 +249,7 @@ class UnevenStateful(Uneven):
 
 
 @pytest.mark.parametrize("kind", slow_except([Uneven, UnevenStateful], UnevenStateful))
-@pytest.mark.parametrize("batch_size", slow_except([1, 2], 2))
+@pytest.mark.parametrize("batch_size", slow_except([1, 2], 2, further=[1]))
 def test_streams_that_end_are_passed_over_as_in_stock(kind: Callable[[], Any], batch_size: int) -> None:
     steps = 13 if batch_size == 1 else 7
     build = build_of(kind, steps, num_workers=3, batch_size=batch_size)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from slow import further, slow
+from slow import further
 from unit.data.elastic_runs import Setup, check_elastic
 from unit.data.loader_runs import DrawingDataset
 
@@ -67,7 +67,7 @@ FURTHER = ("collate_fn, data workers", "prefetch_factor", "fork", "batch of all"
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=slow if case in FURTHER else ()) for case in OPTIONS]
+    "case", [pytest.param(case, marks=further if case in FURTHER else ()) for case in OPTIONS]
 )
 def test_options_beside_stock(case: str) -> None:
     def build() -> Setup:

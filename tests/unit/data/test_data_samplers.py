@@ -24,7 +24,7 @@ from torch.utils.data import (
 from elastane.data import BatchSource, DataError, set_epoch, stock_loader
 from elastane.rng import Generators
 from elastane_common.errors import UnsupportedError
-from slow import slow, slow_except
+from slow import further, slow_except
 from unit.data.elastic_runs import Setup, check_elastic
 from unit.data.loader_runs import DrawingDataset
 
@@ -160,7 +160,7 @@ def test_steps_of_several_mini_batches(name: str, accumulation_steps: int) -> No
     "options",
     [
         {},
-        pytest.param({"num_workers": 2}, marks=slow),
+        pytest.param({"num_workers": 2}, marks=further),
         {"num_workers": 2, "persistent_workers": True},
     ],
 )

@@ -10,11 +10,11 @@ import pytest
 
 from elastane_scheduler.errors import InvalidSettings
 from elastane_scheduler.policies.catalogue import POLICIES, make_policy
-from slow import slow
+from slow import further
 from unit.scheduler.worlds import decisions, given
 
 QUICK = 40
-SLOW = int(os.environ.get("SEQUENCES", "300"))
+FURTHER = int(os.environ.get("SEQUENCES", "300"))
 """With SEQUENCES=10000 it takes about ten minutes of a core, half of it for foresight."""
 EVENTS = 15
 
@@ -41,11 +41,11 @@ def test_no_policy_gives_more_than_is_offered(name: str) -> None:
     assert check(name, range(QUICK)) == QUICK * EVENTS
 
 
-@slow
+@further  # the sequences of the test above, and more
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", POLICIES)
 def test_no_policy_gives_more_in_many_sequences(name: str) -> None:
-    assert check(name, range(SLOW)) == SLOW * EVENTS
+    assert check(name, range(FURTHER)) == FURTHER * EVENTS
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -10,6 +10,7 @@ import pytest
 from elastane_shards.errors import IllegalTransition, InvalidSettings, InvariantViolated
 from elastane_slots.staleness import StalenessGate
 from elastane_slots.tasks import TaskName
+from slow import further
 from unit.slots.schedules import DATASET, Broken, Plan, run, serial
 
 LIMITS = (0, 1, 3, 7)
@@ -155,7 +156,7 @@ def test_contradictions_are_found() -> None:
     ],
     ids=["deaths", "many deaths", "restores", "failed", "all", "deserted", "deserted, all"],
 )
-@pytest.mark.parametrize("hundred", [0, pytest.param(range(1, 5), marks=pytest.mark.slow, id="400 more")])
+@pytest.mark.parametrize("hundred", [0, pytest.param(range(1, 5), marks=further, id="400 more")])
 def test_no_live_push_is_refused_nothing_stands_still_and_staleness_keeps_its_limit(
     limit: int, faults: dict[str, int], hundred: int | range
 ) -> None:

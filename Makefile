@@ -73,9 +73,9 @@ fidelity: $(VENV)/.installed
 # Kept bytecode saves each worker of pytest half a minute of rewriting the tests' assertions.
 unexport PYTHONDONTWRITEBYTECODE
 
-# JOBS files of tests at once; most wait for processes of their own more than they work. In their order, as the
-# files of few long tests come first then, and none of them is waited for at the end.
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# JOBS tests at once; most wait for processes of their own more than they work. Who has none left takes some of
+# another's: tests/conftest.py deals them out.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test: $(VENV)/.installed
 	$(PYTEST) -m "not slow and not further"

@@ -20,7 +20,7 @@ from fuzz.messages import messages, mutated, spoiled, wire
 from fuzz.server import FuzzedMaster, fuzzed_master
 from fuzz.templates import attend_requests, hello, ps_hello, ps_requests, request_of, slot_model
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "50"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
 """Of each rpc; `make fuzz` takes more, and other ones every time."""
 
 WAITS = {"LeaseTasks", "Checkpoint", "CheckpointSlots"}

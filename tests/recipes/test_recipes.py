@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from recipes.beside import FOLDER, RECIPES, Digests, Ground, Outcome, Recipe, ground, table
+from recipes.beside import FOLDER, RECIPES, Ground, Recipe, ground, table
 from slow import slow_except
 
 #: Those that `make test-slow` shows: small, and unlike one another.
 SLOW = ("imagenet", "nanogpt", "nlp_example")
 FURTHER = [recipe for recipe in RECIPES if recipe.name not in SLOW]
-#: Most of a run is waiting for its processes.
-AT_ONCE = 3
+#: Logical workers of the recipes, in turn.
+ESTS = (2, 3, 4)
 
 
 @pytest.fixture(scope="module")
@@ -24,28 +23,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def outcome_of(request: pytest.FixtureRequest, place: Ground) -> Iterator[Callable[[Recipe], Outcome]]:
-    """All recipes that are tested in this run are begun at once, each on 2, 3 or 4 logical workers."""
-    tests = [item for item in request.session.items if item.path == request.path]
-    wanted = [item.callspec.params.get("recipe") for item in tests if hasattr(item, "callspec")]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        begun: dict[Recipe, Future[Outcome]] = {
-            recipe: pool.submit(_beside, place, recipe, 2 + number % 3)
-            for number, recipe in enumerate(RECIPES)
-            if recipe in wanted
-        }
-        yield lambda recipe: begun[recipe].result()
-
-
-def _beside(place: Ground, recipe: Recipe, ests: int) -> Outcome:
-    expected: Digests = place.original(recipe, ests)
-    return place.converted(recipe, expected, ests, seed=1, kill_count=1)
-
-
 @pytest.mark.parametrize("recipe", slow_except(RECIPES, further=FURTHER), ids=lambda recipe: recipe.name)
-def test_recipe_has_the_bits_of_its_original(outcome_of: Callable[[Recipe], Outcome], recipe: Recipe) -> None:
-    outcome = outcome_of(recipe)
+def test_recipe_has_the_bits_of_its_original(place: Ground, recipe: Recipe) -> None:
+    ests = ESTS[RECIPES.index(recipe) % len(ESTS)]
+    outcome = place.converted(recipe, place.original(recipe, ests), ests, seed=1, kill_count=1)
     assert outcome.verdict == "equal", outcome.said
     assert len(outcome.killed) == 1
 

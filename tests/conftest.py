@@ -43,6 +43,18 @@ multiprocessing.set_forkserver_preload(
 )
 
 
+#: Files with single tests of half a minute and more: they begin first, as nobody can help with those.
+LONG = (
+    "test_deadline_runs.py",
+    "test_docs_commands.py",
+    "test_pipeline_chaos.py",
+    "test_pipeline_drift.py",
+    "test_service_demo.py",
+    "test_soak.py",
+    "test_straggler_runs.py",
+)
+
+
 def pytest_configure() -> None:
     """The workers of xdist, which inherit it, fork their servers off the same processes."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -64,9 +76,16 @@ def pytest_collection() -> None:
     gc.disable()
 
 
+def _turn(tests: list[pytest.Item]) -> int:
+    """When a file with these tests is dealt out."""
+    if tests[0].path.name in LONG:
+        return 0
+    return 2 if tests[0].nodeid.startswith("tests/unit/") else 1
+
+
 @pytest.hookimpl(trylast=True)  # of the tests that are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Deal the files out to the workers of xdist: first those that start processes, then the unit tests.
+    """Deal the files out to the workers of xdist: `LONG`, then what starts processes, then the unit tests.
 
     With `--dist worksteal` each worker begins with an equal part of the list, and once it is done takes tests
     from the end of another's part: short ones, so that all are done at the same time.
@@ -77,7 +96,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not parts:
         return
     files = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]
-    for tests in sorted(files, key=lambda tests: tests[0].nodeid.startswith("tests/unit/")):
+    for tests in sorted(files, key=_turn):
         min(parts, key=len).extend(tests)
     items[:] = itertools.chain.from_iterable(parts)
 

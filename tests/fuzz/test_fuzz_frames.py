@@ -137,7 +137,7 @@ def test_frames_to_a_parameter_server(master: tuple[Master, str], start: Start, 
         sent.close()
 
     fuzz()
-    assert process.poll() is None and contents() == before
+    assert process.status is None and contents() == before
     assert memory_bytes(process.pid) - memory < 64 * 2**20
     for one in silent:
         one.close()

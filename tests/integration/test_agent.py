@@ -281,6 +281,7 @@ def test_scale_in_and_out(start: Callable[..., Run], tmp_path: Path) -> None:
     check_history(tmp_path, 600)
 
 
+@slow
 def test_a_worker_drained_by_an_operator_stays_away(start: Callable[..., Run]) -> None:
     run = start("--workers", "1:2", steps=100)
     with client_of(run) as client:
@@ -319,6 +320,7 @@ def test_sigterm_drains_and_the_same_command_goes_on(start: Callable[..., Run], 
     check_history(tmp_path, 100)
 
 
+@slow
 def test_a_second_signal_kills(start: Callable[..., Run], tmp_path: Path) -> None:
     script = tmp_path / "deaf.py"
     script.write_text(
@@ -359,6 +361,7 @@ def test_suspend_ends_well_and_the_same_command_resumes(start: Callable[..., Run
     assert again.of("job_succeeded")
 
 
+@slow
 def test_cancel(start: Callable[..., Run]) -> None:
     run = start("--workers", "1:2", steps=100_000)
     with client_of(run) as client:

@@ -8,6 +8,10 @@ import torch.multiprocessing as mp
 from torch._C._distributed_c10d import TCPStore
 
 from integration.reduction_run import STEPS, VARIANTS, Phase, elastic, reference
+from slow import slow
+
+#: `make test` has gradients and weights of DDP in the runs of test_matrix and test_gallery.
+pytestmark = slow
 
 RANKS = 5
 

@@ -75,9 +75,12 @@ raise SystemExit("after the loop")
 @pytest.mark.parametrize(
     ("options", "block", "said"),
     [
-        ("", "with job.push(task):", ()),
+        pytest.param("", "with job.push(task):", (), marks=slow),
         (", amsgrad=True", "with job.push(task):", ("prepare", "amsgrad", "job.prepare_ps")),
-        ("", "if False:", ("loop body", "was neither pushed nor skipped", "the loop over job.tasks")),
+        pytest.param(
+            *("", "if False:", ("loop body", "was neither pushed nor skipped", "the loop over job.tasks")),
+            marks=slow,
+        ),
     ],
     ids=["right", "refused", "not pushed"],
 )
@@ -117,6 +120,7 @@ def test_a_count_kept_by_the_loop_is_named(servers: ForkServers) -> None:
     assert "the loop carries turns, mean" in found.todo
 
 
+@slow
 def test_a_loop_that_is_left_is_called_that(servers: ForkServers) -> None:
     report = examine(servers, "leaves")
     (found,) = of_kind(report, "break")
@@ -148,7 +152,7 @@ def test_operators_without_deterministic_kernel_are_found_with_their_line(server
     assert ["codes.weight has a sparse gradient" in f.what for f in of_kind(report, "parameters")] == [True]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", slow_except([0, 2], 2))
 def test_a_generator_of_the_dataset_is_refused(servers: ForkServers, workers: int) -> None:
     (found,) = examine(servers, f"dataset --data-workers {workers}").findings
     assert (found.severity, found.where) == (Severity.REFUSED, "the DataLoader")
@@ -160,11 +164,11 @@ def test_a_generator_of_the_dataset_is_refused(servers: ForkServers, workers: in
 @pytest.mark.parametrize(
     ("faults", "severity", "words"),
     [
-        ("in_order --data-workers 1", Severity.REFUSED, "in_order is False"),
-        ("stream", Severity.REFUSED, "IterableDataset without states"),
+        pytest.param("in_order --data-workers 1", Severity.REFUSED, "in_order is False", marks=slow),
+        pytest.param("stream", Severity.REFUSED, "IterableDataset without states", marks=slow),
         ("stream --data-workers 2", Severity.COSTS, "repeated from the start"),
         ("handle", Severity.REFUSED, "Handle.stream: object of type"),
-        ("option", Severity.REFUSED, "no option bucket_limit"),
+        pytest.param("option", Severity.REFUSED, "no option bucket_limit", marks=slow),
     ],
 )
 def test_data_and_objects_that_cannot_be_exact(
@@ -176,6 +180,7 @@ def test_data_and_objects_that_cannot_be_exact(
     assert found.todo
 
 
+@slow
 def test_data_that_is_other_when_it_is_made_again(servers: ForkServers) -> None:
     _, fickle = of_kind(examine(servers, "stream fickle --data-workers 1"), "data")
     assert (fickle.severity, fickle.where) == (Severity.REFUSED, "the DataLoader")
@@ -185,6 +190,7 @@ def test_data_that_is_other_when_it_is_made_again(servers: ForkServers) -> None:
     assert "step 0 differs in the mini-batch" in clock.what
 
 
+@slow
 def test_faults_beside_a_refused_loader_are_found_too(servers: ForkServers) -> None:
     report = examine(servers, "in_order local counter --data-workers 1")
     assert [finding.kind for finding in report.findings] == ["data", "generator", "replay"]

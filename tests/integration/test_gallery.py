@@ -94,6 +94,21 @@ FURTHER = (
     "stream, dataset's state",  # "stream, dataset's state, data workers"
     "seeded in each epoch",  # unit/runtime: test_the_same_seed_for_all_is_the_same_state_for_all
 )
+#: Refused scripts that `make test` shows: of torch, data, loop, the end of an epoch, torch.distributed.
+QUICK_REFUSED = (
+    "sparse",
+    "dataset-generator",
+    "unused",
+    "scheduler",
+    "late-draw",
+    "train-mode",
+    "closure",
+    "collective",
+    "launcher's variable",
+    "counter",
+    "hook",
+    "second-forward",
+)
 #: Case of refused.py -> words that say what is wrong and what to do.
 REFUSED = {
     "sparse": ("sparse gradient", "sparse=False"),
@@ -223,7 +238,7 @@ def test_unregistered_generator_is_found_and_named(servers: ForkServers, tmp_pat
     assert not result.cause.ours
 
 
-@pytest.mark.parametrize("case", [*REFUSED, *REFUSED_TURNS])
+@pytest.mark.parametrize("case", slow_except([*REFUSED, *REFUSED_TURNS], *QUICK_REFUSED))
 def test_what_cannot_be_exact_is_refused_in_words(servers: ForkServers, tmp_path: Path, case: str) -> None:
     turns = case in REFUSED_TURNS
     settings = job_pb2.JobSettings(ests=2 if turns else 1, workers_min=1, workers_max=1)

@@ -152,7 +152,7 @@ PATHS = {
 
 
 #: The others: with data workers, below.
-@pytest.mark.parametrize("path", slow_except(PATHS, "1->4", further=set(PATHS) - {"1->4"}))
+@pytest.mark.parametrize("path", slow_except(PATHS, further=set(PATHS) - {"1->4"}))
 def test_path_with_four_ests(tmp_path: Path, path: str) -> None:
     run_and_compare(tmp_path, Config(4), PATHS[path])
 
@@ -192,7 +192,7 @@ def test_sigkill_inside_a_step(tmp_path: Path, point: str, data_workers: int) ->
     assert str(cluster.workers["w2"].status) == "ended by SIGKILL"
 
 
-@pytest.mark.parametrize("step", slow_except([9, 10, 11], 10, further=(9, 11)))
+@pytest.mark.parametrize("step", slow_except([9, 10, 11], further=(9, 11)))
 def test_sigkill_around_the_end_of_an_epoch(tmp_path: Path, step: int) -> None:
     run_and_compare(tmp_path, Config(4), Churn(2, kill=f"prepared:{step - 1}"))
 

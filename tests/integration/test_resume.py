@@ -14,6 +14,7 @@ from test_matrix import Config, reference
 from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
 from elastane_cli.rehearse.results import PARTS, leader_report
 from elastane_proto.v1 import job_pb2
+from slow import slow
 
 CONFIG = Config(4, "adamw", data_workers=0, epochs=3)
 TOTAL = CONFIG.epochs * CONFIG.steps_per_epoch
@@ -60,6 +61,7 @@ def test_cold_resume_with_a_new_master_and_fewer_workers(tmp_path: Path) -> None
     assert int(formed.facts["resume_step"]) >= 9
 
 
+@slow
 def test_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
     url = tmp_path / "checkpoints"
     interrupted_run(tmp_path / "first", str(url))
@@ -126,6 +128,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@slow
 def test_full_disk_fails_the_checkpoint_and_not_the_training(tmp_path: Path, small_disk: Path) -> None:
     with cluster_with_checkpoints(
         tmp_path / "run", str(small_disk / "checkpoints"), 2, busy_seconds=0.02, interval=8

@@ -38,7 +38,7 @@ PIPELINE_SLIPS = {
 }
 
 
-@pytest.mark.parametrize("slip", SLIPS)
+@pytest.mark.parametrize("slip", slow_except(SLIPS, "no epochs", "loader left", "late buffer"))
 def test_a_slip_is_named(tmp_path: Path, slip: str) -> None:
     settings = job_pb2.JobSettings(ests=1, workers_min=1, workers_max=1)
     with local_cluster(tmp_path, settings, [SCRIPT, slip]) as cluster:

@@ -141,8 +141,8 @@ def test_state_kept_by_the_loop_body_is_found(prove) -> None:
     ("flaw", "said"),
     [
         ("raises", "the disk with the weather is full"),
-        ("one rank dies", "rank 1 has no data"),
-        ("raises elastically", "no such worker on this planet"),
+        pytest.param("one rank dies", "rank 1 has no data", marks=slow),
+        pytest.param("raises elastically", "no such worker on this planet", marks=slow),
         ("dies at once", "no licence for elastic training"),
     ],
 )

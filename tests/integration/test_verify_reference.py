@@ -144,7 +144,7 @@ def test_a_reference_that_hangs_after_its_last_step_is_ended(
         # A process in a session of its own, as torchrun's ranks are, must not outlive it.
         ("bash -c 'setsid sleep 4321 & wait'", 6, "did not finish within 2 s"),
         ("python -c 'import math'", 7, "built no torch.nn.parallel.DistributedDataParallel"),
-        ("python -S -c 'import math'", 7, "never started a Python"),
+        pytest.param("python -S -c 'import math'", 7, "never started a Python", marks=slow),
         ("no-such-program train.py", 2, "no program 'no-such-program'"),
     ],
 )

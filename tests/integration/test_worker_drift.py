@@ -12,6 +12,7 @@ from elastane_cli.rehearse.cluster import local_cluster
 from elastane_common.errors import EXIT_REFUSED
 from elastane_common.processes.child import ExitStatus
 from elastane_proto.v1 import job_pb2
+from slow import slow
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "drifting.py")
 PIPELINE_SCRIPT = str(Path(__file__).parent / "scripts" / "pipeline_slips.py")
@@ -26,7 +27,15 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize(("drift", "every"), [*((drift, EVERY) for drift in FOUND), ("flip", 0)])
+@pytest.mark.parametrize(
+    ("drift", "every"),
+    [
+        ("flip", EVERY),
+        ("stop", EVERY),
+        pytest.param("rate", EVERY, marks=slow),
+        pytest.param("flip", 0, marks=slow),
+    ],
+)
 def test_a_worker_that_drifts_away_stops_the_job(tmp_path: Path, drift: str, every: int) -> None:
     settings = job_pb2.JobSettings(ests=2, workers_min=2, workers_max=2, fingerprint_steps=every)
     with local_cluster(tmp_path, settings, [SCRIPT]) as cluster:

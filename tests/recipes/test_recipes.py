@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipes.beside import FOLDER, RECIPES, Ground, Recipe, ground, table
-from slow import slow_except
+from slow import slow, slow_except
 
 #: Those that `make test-slow` shows: small, and unlike one another.
 SLOW = ("imagenet", "nanogpt", "nlp_example")
@@ -40,6 +40,7 @@ def test_originals_know_nothing_of_elastane_and_the_page_names_every_recipe() ->
         assert f"| `{recipe.name}` | -{out} +{put_in} |" in page
 
 
+@slow
 def test_a_difference_is_found(place: Ground, tmp_path: Path) -> None:
     """The original of another seed is another script."""
     recipe = Recipe("multigpu")

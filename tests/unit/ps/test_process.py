@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from elastane.slots.connection import PsConnection
 from elastane.slots.frames import CODE_OK, Init, Inited
 from elastane.slots.wire import pad
 from elastane.tables.spec_proto import to_proto
+from elastane_common.processes.child import ChildProcess
 from elastane_proto.rendezvous import group_secret
 from elastane_proto.v1 import ps_pb2, ps_pb2_grpc
 from slow import slow_except
@@ -82,36 +82,51 @@ def master() -> Iterator[tuple[Master, str]]:
     server.stop(0).wait()
 
 
-Start = Callable[..., subprocess.Popen[str]]
+class Process(ChildProcess):
+    """A parameter server, forked off one of the tests' servers."""
+
+    def code(self, seconds: float = WAIT_SECONDS) -> int | None:
+        """Return its exit code; None if it has not ended after so many seconds."""
+        status = self.wait(seconds)
+        return None if status is None else status.returncode
+
+    def said(self) -> str:
+        assert self._log is not None
+        return self._log.read_text()
+
+
+Start = Callable[..., Process]
 
 
 @pytest.fixture
-def start(master: tuple[Master, str]) -> Iterator[Start]:
-    started = []
+def start(master: tuple[Master, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    started: list[Process] = []
+    logs = tmp_path_factory.mktemp("logs")
 
-    def begin(*command: str, **variables: str) -> subprocess.Popen[str]:
+    def begin(*command: str, **variables: str) -> Process:
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")},
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "ELASTANE_MASTER": master[1],
             "ELASTANE_JOB": "job",
             "ELASTANE_PS_ID": "ps-0",
             "ELASTANE_DRAIN_EXIT_CODE": "80",
             **variables,
         }
-        process = subprocess.Popen(
-            [sys.executable, *(command or ("-m", "elastane_ps"))],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
+        started.append(
+            process := Process(
+                "ps",
+                [sys.executable, *(command or ("-m", "elastane_ps"))],
+                environment=environment,
+                log=logs / f"{len(started)}.log",
+            )
         )
-        started.append(process)
+        process.start()
         return process
 
     yield begin
     for process in started:
-        process.kill()
-        process.communicate()
+        process.kill_group()
+        process.wait()
 
 
 def places(**place: object) -> ps_pb2.SlotMap:
@@ -162,11 +177,11 @@ def test_a_process_alone_saves_its_slots_at_sigterm_and_says_bye(
     hello = serving(master[0], str(tmp_path))
     assert (hello.ps_id, hello.job, hello.pid, list(hello.held)) == ("ps-0", "job", process.pid, [])
     initialise(hello)
-    process.send_signal(signal.SIGTERM)
+    process.signal(signal.SIGTERM)
     master[0].hears("leaving")
     assert len(master[0].hears("saved").saved.slots) == 2
     master[0].hears("bye")
-    assert process.wait(WAIT_SECONDS) == 80
+    assert process.code() == 80
     # The next one has what was saved.
     start()
     assert master[0].hears("hello").hello.process != hello.process
@@ -203,7 +218,7 @@ def test_a_drained_process_leaves_when_it_has_no_slot(master: tuple[Master, str]
         if owner == "ps-0":
             master[0].say(drain=ps_pb2.PsDrain(reason="asked"))
     master[0].hears("bye")
-    assert process.wait(WAIT_SECONDS) == 80
+    assert process.code() == 80
 
 
 def test_done_ends_it(master: tuple[Master, str], start: Start) -> None:
@@ -211,15 +226,15 @@ def test_done_ends_it(master: tuple[Master, str], start: Start) -> None:
     serving(master[0], "")
     master[0].say(done=ps_pb2.PsDone(reason="the job is over"))
     assert master[0].hears("bye").bye.reason == "the job is over"
-    assert process.wait(WAIT_SECONDS) == 0
+    assert process.code() == 0
 
 
 def test_a_fault_ends_it_at_once(master: tuple[Master, str], start: Start) -> None:
     process = start()
     master[0].hears("hello")
     welcome(master[0], "", places())  # served, and not here
-    assert process.wait(WAIT_SECONDS) == 1
-    assert process.stderr is not None and "cannot go on" in process.stderr.read()
+    assert process.code() == 1
+    assert "cannot go on" in process.said()
 
 
 def test_what_it_cannot_take_of_the_master_ends_it_at_once(master: tuple[Master, str], start: Start) -> None:
@@ -227,8 +242,8 @@ def test_what_it_cannot_take_of_the_master_ends_it_at_once(master: tuple[Master,
     process = start()
     master[0].hears("hello")
     master[0].say(model=to_proto(SPEC, dense_digest=DIGEST))  # before the settings
-    assert process.wait(WAIT_SECONDS) == 1
-    assert process.stderr is not None and "cannot go on" in process.stderr.read()
+    assert process.code() == 1
+    assert "cannot go on" in process.said()
 
 
 @pytest.mark.parametrize("state", slow_except(["reads", "saves", "moves"], further=["reads", "moves"]))
@@ -263,18 +278,18 @@ def test_it_leaves_within_its_notice_whatever_it_waits_for(
         until = time.monotonic() + WAIT_SECONDS
         while not halted.exists() and time.monotonic() < until:
             time.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_SECONDS / 3) == 1
+        process.signal(signal.SIGTERM)
+        assert process.code(WAIT_SECONDS / 3) == 1
 
 
 def test_a_refusal_ends_it_with_its_code(master: tuple[Master, str], start: Start) -> None:
     master[0].refusal = "another job"
     process = start()
-    assert process.wait(WAIT_SECONDS) == 82
-    assert process.stderr is not None and "another job" in process.stderr.read()
+    assert process.code() == 82
+    assert "another job" in process.said()
 
 
 def test_without_a_name_it_does_not_start(start: Start) -> None:
     process = start(ELASTANE_PS_ID="")
-    assert process.wait(WAIT_SECONDS) == 82
-    assert process.stderr is not None and "ELASTANE_PS_ID" in process.stderr.read()
+    assert process.code() == 82
+    assert "ELASTANE_PS_ID" in process.said()

@@ -68,6 +68,11 @@ SHARED_BY = "ELASTANE_TEST_RUN"
 _PRELOAD_OF = {
     _MASTER: (f"{_MASTER}.cli", f"{_MASTER}.jobs.job_server", f"{_MASTER}.security.tls", "uvloop"),
     "elastane_ps": ("elastane_ps.process",),
+    "elastane_cli": (
+        "elastane_cli.commands.runner",
+        "elastane_runner.process_engine",
+        "elastane_runner.runner",
+    ),
 }
 
 

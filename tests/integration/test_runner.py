@@ -19,6 +19,7 @@ from elastane_common.storage import Folder
 from elastane_proto.v1 import training_pb2
 from integration.master_support import master_process, serving_master
 from integration.runner_support import RunnerProcess, Service, running_runner, send_code, shims
+from slow import slow
 
 PRINTS = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ['LR'])"
 
@@ -209,6 +210,7 @@ async def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
             assert await stream.read() is grpc.aio.EOF
 
 
+@slow
 async def test_an_elastic_run_trains_on_two_slots_and_its_model_is_there(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()

@@ -90,14 +90,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     With `--dist worksteal` each worker begins with an equal part of the list, and once it is done takes tests
     from the end of another's part: short ones, so that all are done at the same time.
     """
-    parts: list[list[pytest.Item]] = [
-        [] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")))
-    ]
-    if not parts:
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    if not workers:
         return
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
     files = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]
     for tests in sorted(files, key=_turn):
         min(parts, key=len).extend(tests)
+    # Parts of xdist's sizes: what a part begins with is what its worker begins with.
+    sizes = [(len(items) + index) // workers for index in range(workers)]
+    over = [test for part, size in zip(parts, sizes, strict=True) for test in part[size:]]
+    for part, size in zip(parts, sizes, strict=True):
+        del part[size:]
+        missing = size - len(part)
+        part += over[:missing]
+        del over[:missing]
     items[:] = itertools.chain.from_iterable(parts)
 
 

@@ -22,6 +22,7 @@ from elastane_common.client import MasterClient
 from elastane_common.processes.child import ChildProcess
 from elastane_proto.v1 import job_pb2, ps_pb2, ps_pb2_grpc
 from elastane_slots.held_slots import SlotRecord
+from integration.forked_cli import FIXED_VARIABLES
 
 SCRIPT = Path(__file__).parent / "scripts" / "push_tasks.py"
 HALTING = SCRIPT.with_name("halting_ps.py")
@@ -155,7 +156,8 @@ class PsRun:
 
     def _environment(self, **variables: str) -> dict[str, str]:
         own = {"ELASTANE_MASTER": self.address, "ELASTANE_JOB": "job", **variables}
-        return {**os.environ, "OMP_NUM_THREADS": "1", "ELASTANE_MASTER_TIMEOUT_SECONDS": "60", **own}
+        # With the variables of other tests' workers the same servers fork them.
+        return {**os.environ, **FIXED_VARIABLES, "ELASTANE_MASTER_TIMEOUT_SECONDS": "60", **own}
 
 
 def _started(name: str, command: list[str], environment: dict[str, str]) -> ChildProcess:

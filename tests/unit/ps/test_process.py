@@ -23,6 +23,7 @@ from elastane.tables.spec_proto import to_proto
 from elastane_common.processes.child import ChildProcess
 from elastane_proto.rendezvous import group_secret
 from elastane_proto.v1 import ps_pb2, ps_pb2_grpc
+from integration.forked_cli import FIXED_VARIABLES
 from slow import slow_except
 from unit.tables.models import initial, small
 
@@ -106,6 +107,7 @@ def start(master: tuple[Master, str], tmp_path_factory: pytest.TempPathFactory) 
     def begin(*command: str, **variables: str) -> Process:
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")},
+            **FIXED_VARIABLES,
             "ELASTANE_MASTER": master[1],
             "ELASTANE_JOB": "job",
             "ELASTANE_PS_ID": "ps-0",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from elastane.slots.connection import PsConnection
 from elastane.slots.frames import Inspect, Inspected
 from elastane.slots.map_message import map_from_proto
 from elastane_common.client import MasterClient
-from elastane_common.processes.child import ChildProcess
+from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_proto.v1 import job_pb2, ps_pb2, ps_pb2_grpc
 from elastane_slots.held_slots import SlotRecord
 from integration.forked_cli import FIXED_VARIABLES
@@ -188,8 +187,9 @@ def plain(folder: Path, script: list[str]) -> dict[str, Any]:
     """The result of the same script alone."""
     out = folder / "plain"
     out.mkdir()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
-    environment["OMP_NUM_THREADS"] = "1"
-    subprocess.run([sys.executable, str(SCRIPT), "--out", str(out), *script], env=environment, check=True)
+    variables = os.environ | FIXED_VARIABLES
+    environment = {name: value for name, value in variables.items() if not name.startswith("ELASTANE_")}
+    child = _started("plain", [sys.executable, str(SCRIPT), "--out", str(out), *script], environment)
+    assert child.wait(WAIT_SECONDS) == ExitStatus(0)
     found: dict[str, Any] = json.loads((out / "plain.json").read_text())
     return found

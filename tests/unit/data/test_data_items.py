@@ -98,7 +98,12 @@ NO_DRAWS = ("in process", "persistent")
 @pytest.mark.parametrize(
     ("case", "loop_draws"),
     [
-        *(pytest.param(case, True, marks=further if case in FURTHER else ()) for case in CASES),
+        *(
+            pytest.param(case, True, marks=further if case in FURTHER else ())
+            for case in CASES
+            if case != "persistent"
+        ),
+        pytest.param("persistent", True, marks=slow),
         *(pytest.param(case, False, marks=slow) for case in NO_DRAWS),
     ],
 )

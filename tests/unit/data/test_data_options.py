@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from slow import further
+from slow import further, slow, slow_except
 from unit.data.elastic_runs import Setup, check_elastic
 from unit.data.loader_runs import DrawingDataset
 
@@ -66,9 +66,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 FURTHER = ("collate_fn, data workers", "prefetch_factor", "fork", "batch of all")
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=further if case in FURTHER else ()) for case in OPTIONS]
-)
+#: What `make test` shows: functions of the script in the trainer and in kept data workers, and two of sizes.
+QUICK = ("collate_fn", "persistent_workers, worker_init_fn", "prefetch_factor 1", "batch of one")
+
+
+@pytest.mark.parametrize("case", slow_except(OPTIONS, *QUICK, further=FURTHER))
 def test_options_beside_stock(case: str) -> None:
     def build() -> Setup:
         options: dict[str, Any] = {"batch_size": 3, "shuffle": True, **OPTIONS[case]}
@@ -81,7 +83,7 @@ def test_options_beside_stock(case: str) -> None:
     ("options", "accumulation_steps"),
     [
         ({}, 4),
-        ({"num_workers": 2}, 2),
+        pytest.param({"num_workers": 2}, 2, marks=slow),
         ({"num_workers": 2, "persistent_workers": True}, 4),
         pytest.param({}, 2, marks=further),
         pytest.param({"num_workers": 2}, 4, marks=further),

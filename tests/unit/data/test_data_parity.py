@@ -88,6 +88,7 @@ FURTHER = (
     "persistent",
     "collate_fn",
     "more data workers than batches",
+    "three, deep prefetch",  # with four ESTs
 )
 #: An even number of ESTs as well, in the trainer, in data workers that are forked anew, and in kept ones.
 FOUR = ("in process, in order, drop_last", "three, deep prefetch", "persistent, many")
@@ -160,7 +161,11 @@ def test_goes_on_in_the_middle_of_an_epoch_from_stored_contexts(case: str) -> No
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @pytest.mark.parametrize(
     "options",
-    slow_except([CASES["worker_init_fn"], CASES["persistent"], CASES["in process"]], CASES["persistent"]),
+    slow_except(
+        [CASES["worker_init_fn"], CASES["persistent"], CASES["in process"]],
+        CASES["in process"],
+        further=[CASES["worker_init_fn"]],
+    ),
 )
 def test_migration_between_workers(options: dict[str, Any], data: st.DataObject) -> None:
     """ESTs move at random between two workers, and uncommitted steps are replayed from old contexts."""

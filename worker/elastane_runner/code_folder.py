@@ -91,7 +91,7 @@ class CodeCache:
         if folder.size(name) is None:
             raise CodeError(
                 f"there is no archive {digest} at {service_url}",
-                hint="send it before the run is submitted",
+                hint="upload it before the run is submitted",
                 is_permanent=True,
             )
         unfinished = archive.with_name(f".{uuid.uuid4().hex}")
@@ -104,7 +104,7 @@ class CodeCache:
             if digest_of(unfinished) != digest:
                 raise CodeError(
                     f"the archive at {service_url}/{name} has another sha256",
-                    hint="it was changed or cut; send it again",
+                    hint="it was changed or truncated; upload it again",
                     is_permanent=True,
                 )
             unfinished.replace(archive)
@@ -130,7 +130,7 @@ def clone(url: str, commit: str, target: Path, tell: Tell = untold) -> None:
     if len(commit) != _COMMIT_DIGITS or not all(digit in "0123456789abcdef" for digit in commit):
         raise CodeError(f"{commit[:80]!r} is not a commit in 40 hexadecimal digits", is_permanent=True)
     if not url or url.startswith("-") or not url.isprintable():
-        raise CodeError(f"{url[:80]!r} is no URL of a repository", is_permanent=True)
+        raise CodeError(f"{url[:80]!r} is not the URL of a repository", is_permanent=True)
     unfinished = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
     try:
         _git(None, tell, "init", "--quiet", str(unfinished))

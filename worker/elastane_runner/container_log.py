@@ -106,7 +106,7 @@ class ContainerLog:
                 if not gives_up:
                     raise
         except ContainerMissingError:  # somebody has removed it, and its log
-            return self._record(End(None, None, "somebody has removed what it ran in"))
+            return self._record(End(None, None, "its container was removed by somebody else"))
         if self._closed.is_set():
             return None
         code = self._returncode(state)

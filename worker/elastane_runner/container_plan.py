@@ -88,7 +88,7 @@ def check_options(options: ContainerOptions) -> None:
             "the host's network is not allowed", hint="allow it for this runner, or name another network"
         )
     if not _NAME.fullmatch(options.network):
-        raise EngineError(f"{options.network!r} is no name of a network")
+        raise EngineError(f"{options.network!r} is not the name of a network")
     if options.memory_bytes is not None and options.memory_bytes < MEMORY_BYTES_MIN:
         raise EngineError(
             f"{options.memory_bytes} bytes of memory are too few", hint=f"{MEMORY_BYTES_MIN} at least"

@@ -219,9 +219,11 @@ def _check_framework(spec: LaunchSpec) -> None:
         )
     if spec.framework is Framework.TENSORFLOW:
         if len(set(spec.endpoints)) < spec.instances:
-            raise LaunchSpecError("two ranks have one endpoint", hint="TensorFlow needs a port for each rank")
+            raise LaunchSpecError(
+                "two ranks have the same endpoint", hint="TensorFlow needs a port for each rank"
+            )
     elif spec.chief or (spec.parameter_servers and spec.framework is not Framework.ELASTANE):
-        raise LaunchSpecError(f"{spec.framework} knows no chief and no parameter servers")
+        raise LaunchSpecError(f"{spec.framework} runs have neither a chief nor parameter servers")
     if spec.framework is Framework.HOROVOD and spec.rendezvous is None:
         raise LaunchSpecError("a Horovod run has no rendezvous server")
     if spec.framework is Framework.ELASTANE and not spec.elastane_masters:

@@ -258,7 +258,7 @@ class LabelledEngine:
             except EngineUnreachableError:
                 continue
             except EngineError as error:
-                _log.warning("what was cut is not taken back yet", reason=str(error))
+                _log.warning("an interrupted launch is not rolled back yet", reason=str(error))
             tries += 1
 
     def _remove_late(self, attempts: list[AttemptRecord], was_away: bool) -> None:
@@ -274,7 +274,7 @@ class LabelledEngine:
             except EngineUnreachableError:
                 raise
             except EngineError as error:
-                _log.warning("a launch is not taken back yet", run=run, reason=str(error))
+                _log.warning("a launch is not rolled back yet", run=run, reason=str(error))
 
     def _recorded(self) -> list[tuple[AttemptRecord, dict[int, RankContainer]]]:
         """Return all attempts as the folder has them, with the containers of ranks whose end is not known."""
@@ -372,7 +372,9 @@ class LabelledEngine:
             return False
         if container is None or state is None:  # somebody has removed it
             folder.mkdir(exist_ok=True, mode=0o700)
-            record_end(folder, End(None, None, "somebody has removed what it ran in"), log_bytes(folder))
+            record_end(
+                folder, End(None, None, "its container was removed by somebody else"), log_bytes(folder)
+            )
             return False
         if state.is_running:
             return True

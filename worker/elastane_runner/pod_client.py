@@ -167,7 +167,9 @@ class PodClient:
         deadline = time.monotonic() + REMOVE_SECONDS_MAX
         while found := self.pods(labels):
             if time.monotonic() > deadline + REMOVE_SECONDS_MAX:
-                raise EngineError(f"the pod {found[0]['metadata']['name']} was deleted, and does not go")
+                raise EngineError(
+                    f"the pod {found[0]['metadata']['name']} was deleted but does not terminate"
+                )
             # Those without a node first: one that waited must not start on what an ended one frees.
             for one in sorted(found, key=lambda item: bool(item["spec"].get("nodeName"))):
                 is_over = not state_of(one, time.time()).is_running or not one["spec"].get("nodeName")

@@ -114,10 +114,11 @@ def check_options(options: PodOptions) -> None:
             f"ranks cannot run as {options.user!r}", hint="a user is UID or UID:GID as numbers, and not root"
         )
     if not _DNS_LABEL.fullmatch(options.namespace):
-        raise EngineError(f"{options.namespace!r} is no name of a namespace")
+        raise EngineError(f"{options.namespace!r} is not the name of a namespace")
     if options.gpu_resource and not _RESOURCE.fullmatch(options.gpu_resource):
         raise EngineError(
-            f"{options.gpu_resource!r} is no name of a resource", hint="it has a domain, as nvidia.com/gpu"
+            f"{options.gpu_resource!r} is not the name of a resource",
+            hint="it has a domain, as nvidia.com/gpu",
         )
     if options.cpus is not None and not options.cpus >= 0.001:
         raise EngineError(f"{options.cpus} processors are too few", hint="0.001 at least")

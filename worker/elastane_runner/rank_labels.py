@@ -42,7 +42,7 @@ def check_attempt(plan: AttemptPlan) -> None:
     if plan.attempt < 1 or not plan.ranks:
         raise EngineError(f"attempt {plan.attempt} of {plan.run!r} has {len(plan.ranks)} ranks: from 1 each")
     if len({one.rank for one in plan.ranks}) < len(plan.ranks):
-        raise EngineError("two ranks have one number")
+        raise EngineError("two ranks have the same number")
     if plan.log_cap_bytes < CAP_BYTES_MIN:
         raise EngineError(
             f"a log of {plan.log_cap_bytes} bytes is too small", hint=f"{CAP_BYTES_MIN} at least"

@@ -346,7 +346,7 @@ def test_a_snapshot_is_taken_once_for_a_life() -> None:
     # Said again, or of another life, it changes nothing.
     for again in (event, msgspec.structs.replace(event, slot=1, life=place.life + 1)):
         assert not job.do(msgspec.structs.replace(again, applied=names())).durable
-    with pytest.raises(Rejection, match="no set of applied tasks"):
+    with pytest.raises(Rejection, match="not a set of applied tasks"):
         job.do(msgspec.structs.replace(event, slot=1, applied=b"\xff"))
 
 

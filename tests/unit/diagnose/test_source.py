@@ -265,7 +265,7 @@ BROKEN = [
         "break",
         "epoch variable",
         "differs",
-        "mean is made of a worker's mini-batches and decides when to stop",
+        "mean is computed from a worker's mini-batches and decides when to stop",
         id="a mean of the epoch",
     ),
     pytest.param(
@@ -297,7 +297,7 @@ BROKEN = [
         "no_sync",
         "distributed",
         "refused",
-        "no DDP wrapper",
+        "not a DDP wrapper",
         id="no_sync",
     ),
     pytest.param(
@@ -381,7 +381,7 @@ BROKEN = [
         "manual_seed",
         "seeds",
         "refused",
-        "one process stands for several ranks",
+        "one process runs several ranks",
         id="seed plus rank between epochs",
     ),
     pytest.param(

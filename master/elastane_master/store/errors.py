@@ -73,7 +73,10 @@ class StoreUnreachable(StoreError):
 
 class StoreRefused(StoreError):
     code = "ELA214"
-    hint = "check the user, the password and their rights in --store; it must be a single Redis or Valkey, not a cluster"
+    hint = (
+        "check the user, the password and their rights in --store;"
+        " it must be a single Redis or Valkey, not a cluster"
+    )
 
 
 class EmbeddedStoreFailed(StoreError):

@@ -185,7 +185,10 @@ def _examine_snapshot(job: str, keys: JobKeys, found: Found, whole: Whole) -> bo
         whole.chain, whole.commits, whole.token = link.chain, link.commits, link.token
     whole.snapshot = snapshot.state
     if found.fence.sequence is not None and snapshot.sequence > last:
-        lost = f"it ends at write {last}, the snapshot is of {snapshot.sequence}: it is older, or belongs to another job"
+        lost = (
+            f"it ends at write {last}, the snapshot is of {snapshot.sequence}:"
+            " it is older, or belongs to another job"
+        )
         whole.damages.append(Damage(keys.fence, last + 1, lost))
     whole.sequence = max(whole.sequence, snapshot.sequence)
     return True
@@ -205,7 +208,10 @@ def _examine_log(job: str, keys: JobKeys, found: Found, whole: Whole) -> None:
         if fence.chain is not None and last < end:
             hole = Damage(keys.log, last + 1, f"writes {last + 1} to {end} are gone")
         elif last > end and log:
-            lost = f"it ends at write {end}, the log at write {last}: it is older than the log, or belongs to another job"
+            lost = (
+                f"it ends at write {end}, the log at write {last}:"
+                " it is older than the log, or belongs to another job"
+            )
             hole = Damage(keys.fence, end + 1, lost)
         elif fence.chain is not None and end and fence.chain != whole.chain:
             hole = Damage(

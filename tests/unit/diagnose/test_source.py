@@ -345,7 +345,7 @@ BROKEN = [
         "GradScaler()",
         "setup",
         "refused",
-        "scaler, a GradScaler, is not given to prepare",
+        "scaler, a GradScaler, is not passed to prepare",
         id="scaler",
     ),
     pytest.param(

@@ -142,7 +142,8 @@ def _early_leader(script: Script, loop: ast.For, notes: Notes) -> None:
                 node,
                 "job.is_leader is read before job.epochs, where no worker has joined the ring: nobody "
                 "leads yet",
-                "read it in the loop over job.epochs or after it; before that, do only what every worker may do",
+                "read it in the loop over job.epochs or after it; before that, do only what every worker "
+                "may do",
             )
 
 

@@ -20,9 +20,8 @@ from elastane.script_source.names import walk_here
 
 _BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 _COUNTS = (
-    "a worker's loop has a turn for every EST that it hosts, and begins anew in a worker that joins: it is not the "
-    "same "
-    "in all turns of a step"
+    "a worker's loop has a turn for every EST that it hosts, and begins anew in a worker that joins: it is "
+    "not the same in all turns of a step"
 )
 
 

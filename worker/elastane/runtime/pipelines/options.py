@@ -1,4 +1,4 @@
-"""Keyword arguments of `job.prepare_pipeline`, and what a pipeline cannot have."""
+"""Keyword arguments of `job.prepare_pipeline`, and refusals of those that a pipeline cannot have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Algorithms that a runner offers: training code that its operator has installed, named in a TOML file.
+"""Algorithms that a runner offers: training code installed by its operator, listed in a TOML file.
 
 [digits]
 command = ["python", "train.py"]     of an elastic run: the script and its arguments

@@ -98,7 +98,7 @@ VARIABLES: Final = (
     Variable("HOROVOD_CONTROLLER", _HOROVOD, "gloo: no MPI is needed"),
     Variable("HOROVOD_CPU_OPERATIONS", _HOROVOD, "gloo: no MPI is needed"),
     Variable("ELASTANE_MASTER", _ELASTANE, "addresses of the masters, host:port, comma-separated"),
-    Variable("ELASTANE_JOB", _ELASTANE, "the job that `elastane run` joins; a different one for each attempt"),
+    Variable("ELASTANE_JOB", _ELASTANE, "the job that `elastane run` joins; another one in each attempt"),
     Variable("ELASTANE_LOCAL_WORKERS", _ELASTANE, "workers of this agent: 1; 0 in a parameter server"),
 )
 

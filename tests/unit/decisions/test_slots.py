@@ -78,7 +78,7 @@ def test_nothing_is_leased_before_a_model_is_registered_and_every_slot_is_served
     [
         (msgspec.structs.replace(MODEL, slots=8), "8 slots, and the job 4"),
         (msgspec.structs.replace(MODEL, tensors=(), tables=()), "no parameter"),
-        (msgspec.structs.replace(MODEL, tensors=MODEL.tensors * 2), "one name"),
+        (msgspec.structs.replace(MODEL, tensors=MODEL.tensors * 2), "the same name"),
         (msgspec.structs.replace(MODEL, dense_digest=b"short"), "SHA-256"),
         (
             msgspec.structs.replace(MODEL, tables=(msgspec.structs.replace(MODEL.tables[0], rows=0),)),

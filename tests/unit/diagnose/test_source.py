@@ -142,7 +142,7 @@ BROKEN = [
         "a.mul_",
         "after the step",
         "refused",
-        "ema is a copy of weights that was not given",
+        "ema is a copy of weights that was not passed",
         id="average not prepared",
     ),
     pytest.param(
@@ -353,7 +353,7 @@ BROKEN = [
         "StepLR",
         "setup",
         "refused",
-        "sched, a scheduler, is not given",
+        "sched, a scheduler, is not passed",
         id="scheduler",
     ),
     pytest.param(

@@ -14,19 +14,18 @@ Draw = Callable[[str, dict[str, Any], Path], list[tuple[str, str]]]
 INTRODUCTION = """\
 # Benchmarks
 
-Every figure stands beside its peer's of the same run: both work in turn on the same task and machine, several
-times. One command makes all of them; parts that were measured again since have their own date:
+Every figure is shown beside the peer's of the same run: both do the same work alternately on the same
+machine, several times. One command makes all of them; parts that were measured again have their own date:
 
 ```
 make bench          # all of it, and this page; less than 25 minutes on two idle cores
 make bench-check    # runs it again and fails where a ratio is worse by more than the noise stated
-python benchmarks/dispatch.py --quick     # one of them; --json for machines, without --quick longer and surer
+python benchmarks/dispatch.py --quick     # one of them; --json for programs; more precise without --quick
 ```
 
-Peers are installed from PyPI into virtual environments of their own (`benchmarks/peers.py`). Figures are
-medians with their range; the ratio is ours divided by the peer's, the median over runs made in turn. Seconds
-of one machine mean little on another, ratios mean more. A target that is missed stands here as missed, with
-its cause.
+Peers are installed from PyPI into separate virtual environments (`benchmarks/peers.py`). Figures are medians
+with their range; the ratio is ours divided by the peer's, as the median over alternating runs. Seconds on one
+machine say little about another; ratios say more. Missed targets are listed as missed, with the cause.
 """
 
 

@@ -1,4 +1,4 @@
-"""Checks of numbers that come from outside. Pure."""
+"""Validation of numbers given by users. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time costs of changing devices. Pure."""
+"""Time that changes of devices cost. Pure."""
 
 from __future__ import annotations
 

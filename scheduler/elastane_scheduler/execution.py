@@ -31,7 +31,7 @@ def change(state: JobState, devices: Counts, now: float, costs: Costs) -> None:
 
 
 def finish_with(state: JobState, devices: Counts, now: float, costs: Costs) -> float:
-    """Return when the job would end if it had these devices from `now` on; infinite if they cannot train."""
+    """Return the end of the job if it had these devices from `now` on; infinite if they cannot train."""
     if devices == state.devices:
         return state.finish_seconds
     stages, stalled_until = _stages(state, devices, now, state.trained_by(now), costs)
@@ -39,7 +39,7 @@ def finish_with(state: JobState, devices: Counts, now: float, costs: Costs) -> f
 
 
 def _bind(state: JobState, devices: Counts) -> None:
-    """A job stays on the type that it began with, and on those that may train with it."""
+    """Bind the job to the type that it began with, and those that may train with it."""
     if len(state.shape.groups) > 1:
         state.shape = state.shape.bound_to(max(range(len(devices)), key=lambda i: devices[i]))
 

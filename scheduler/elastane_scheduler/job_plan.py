@@ -1,4 +1,4 @@
-"""Plan of a running job: what other numbers of workers would change, by what its workers measured. Pure.
+"""Plan of a running job: what other numbers of workers would change, from its workers' measurements. Pure.
 
 A step takes as long as the last worker needs for its ESTs, ceil(N / P) of c seconds each where all are
 alike, and then the rest: sums, the master's answer, the optimizer. c is known for each device type; the rest
@@ -42,7 +42,7 @@ class WorkerSpeed:
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """One device type of the job: seconds of an EST's part of a step, and what they rest on.
+    """One device type of the job: seconds of an EST's part of a step, and the data behind them.
 
     ests_max: for which each of its workers has memory; 0: not known.
     """
@@ -57,7 +57,7 @@ class DeviceSpeed:
 
 @dataclass(frozen=True)
 class Rung:
-    """A number of workers that pays.
+    """A worthwhile number of workers.
 
     ests_most: hosted by the worker with the most. finish_seconds: until the job is over; None: unknown.
     cost: of all workers until then; None: unknown. fits: no worker hosts more ESTs than it has memory for, as
@@ -162,7 +162,7 @@ class _Step:
 def _steps(
     ests: int, devices: Sequence[DeviceSpeed], further: DeviceSpeed, present: Mapping[str, int]
 ) -> list[_Step]:
-    """Return the numbers of workers that pay. present: workers of the ring by device type."""
+    """Return the worthwhile numbers of workers. present: workers of the ring by device type."""
     if len(devices) == 1:
         (only,) = devices
         most = {workers: -(-ests // workers) for workers in ladder(ests)}

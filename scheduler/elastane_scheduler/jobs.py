@@ -80,7 +80,7 @@ class JobState:
         return any(self.devices)
 
     def remaining_at(self, now: float) -> float:
-        """Return the steps left at `now`, not before `at_seconds`."""
+        """Return the steps left at `now`, which must not be before `at_seconds`."""
         segments = self.segments
         if not segments:
             return self.remaining
@@ -104,14 +104,14 @@ class JobState:
         return self.started or any(start < now and rate for start, rate in self.segments)
 
     def believed(self, remaining: float) -> JobState:
-        """Return a copy with other steps left at `at_seconds`: what a policy believes."""
+        """Return a copy with a policy's belief about the steps left at `at_seconds`."""
         copy = replace(self, remaining=remaining)
         copy.finish_seconds = finish_of(copy.segments, remaining)
         return copy
 
 
 def finish_of(segments: tuple[Segment, ...], remaining: float) -> float:
-    """Return when `remaining` steps are done; infinite where the last segment stands still."""
+    """Return when `remaining` steps are done; infinite if the last segment makes no progress."""
     left = remaining
     for place, (start, rate) in enumerate(segments):
         if rate:
@@ -123,5 +123,5 @@ def finish_of(segments: tuple[Segment, ...], remaining: float) -> float:
 
 
 def arrived(job: Job) -> JobState:
-    """Return the state of a job that has just come: it has no device."""
+    """Return the state of a job that has just arrived: it has no device."""
     return JobState(job, job.shape, job.arrival_seconds, job.steps, (0,) * len(job.request))

@@ -1,4 +1,4 @@
-"""Which device types may train one job together, and what one that is bound to a type would have of others.
+"""Which device types may train a job together, and what a job bound to one type would gain from others.
 
 Pure.
 
@@ -34,7 +34,7 @@ def kinds_at(level: Level, device_types: Sequence[str]) -> tuple[int, ...]:
 
 
 def kind_at(level: Level, device_type: str) -> str:
-    """Return what a device type counts as at a level: equal ones may train one job together.
+    """Return the kind of a device type at a level: types of equal kind may train one job together.
 
     D1: each type by itself. D2: processors of one vendor together, if their names tell it; all else by
     itself, as GPUs of unlike models differ at every level. D0: all processors, and all GPUs. Who plans by
@@ -64,7 +64,7 @@ class Other:
 
 @dataclass(frozen=True)
 class Mixture:
-    """A job's workers with devices of another type beside them.
+    """A job's workers together with devices of another type.
 
     obstacle: why they may not train together at D2 either, else "". step_seconds: if D2 cost nothing; None:
     not known. speedup: steps in a second, over those now. cost_max: how many times as long an EST's part of a
@@ -79,8 +79,8 @@ class Mixture:
 
 
 def mixtures(plan: JobPlan, others: Iterable[Other]) -> list[Mixture]:
-    """Return what each other type would change, as many of its devices as there are; those of the job's own
-    type are left out. Nothing before the job was measured.
+    """Return what adding all devices of each other type would change; the job's own type is left
+    out. Empty before the job was measured.
     """
     own = plan.device
     if own is None or not plan.workers:

@@ -1,4 +1,4 @@
-"""Plans of one job: how long a step takes on given devices, and the devices that a step time needs. Pure.
+"""Plans of one job: the step time on given devices, and the devices needed for a step time. Pure.
 
 A job has N ESTs. Device i runs one EST's part of a step in c_i seconds and takes at most m_i ESTs. A step
 ends when the last device is done, so its time is the least T with
@@ -27,7 +27,7 @@ _CACHE_MAX = 50_000
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """All that decides a job's speed: equal jobs should share one object, and with it the cache of plans.
+    """All that determines a job's speed. Equal jobs should share one object, and so the cache of plans.
 
     ests: N. est_seconds: seconds of one EST's part of a step on each device type; infinite where the job may
     not run. limits: most ESTs on one device of each type. mixes: whether devices of unlike types may train
@@ -174,11 +174,11 @@ class Shape:
         return found
 
     def exchange(self, devices: int) -> float:
-        """Return the seconds that the exchange adds to a step on that many devices."""
+        """Return the seconds that the exchange adds to a step on this many devices."""
         return self.exchange_seconds + self.peer_seconds * (devices - 1) if devices > 1 else 0.0
 
     def devices_at(self, level: int, free: Counts, prices: Sequence[float]) -> Counts | None:
-        """Return few and cheap devices of `free` that reach a level, or None.
+        """Return a small and cheap set of devices of `free` that reaches a level, or None.
 
         Types are filled in the order of price per EST; what is more than needed is then dropped, dearest
         first. At least `workers_min` devices are taken; where they would be more than `workers_max`, those
@@ -231,7 +231,7 @@ class Shape:
         return found[-1] if found else None
 
     def widest(self, free: Counts, prices: Sequence[float]) -> Counts | None:
-        """Return the devices of `free` with which a step is fastest: few, then cheap.
+        """Return the devices of `free` with which a step is fastest; among equals few, then cheap ones.
 
         None where none can train.
         """
@@ -239,7 +239,7 @@ class Shape:
         return None if level is None else self.devices_at(level, free, prices)
 
     def alone(self, offered: Counts) -> Counts | None:
-        """Return the devices with which the job is fastest if it has all that is offered to itself."""
+        """Return the devices with which the job is fastest if it is alone with all offered devices."""
         if offered not in self._alone:
             if len(self._alone) >= _CACHE_MAX:
                 self._alone.clear()
@@ -324,7 +324,7 @@ def _spread(devices: Counts, count: int) -> list[Counts]:
 
 
 def ladder(ests: int) -> tuple[int, ...]:
-    """Return the numbers of equal devices that pay: any other is as fast as the next fewer."""
+    """Return the worthwhile numbers of equal devices: any other is as fast as the next smaller one."""
     return tuple(sorted({-(-ests // a) for a in range(1, ests + 1)}))
 
 
@@ -338,7 +338,7 @@ class Waste:
 
     @property
     def fraction(self) -> float:
-        """The part of the devices' capability that is not used."""
+        """Unused part of the devices' capability."""
         return self.waste / self.capability if self.capability else 0.0
 
 

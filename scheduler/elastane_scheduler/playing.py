@@ -1,4 +1,4 @@
-"""Playing an allocation forward: when would each job end if no other came? Pure."""
+"""Simulation of an allocation: when would each job end if no other arrived? Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NEVER_SECONDS = 1e9
 
 @dataclass(frozen=True)
 class Limits:
-    """Times by which jobs should have ended, in the order of the view, and the cost of each later second."""
+    """Times by which jobs should end, in the order of the view, and the cost of each second of delay."""
 
     seconds: Sequence[float]
     weight: float
 
     def score(self, index: int, finish: float) -> float:
-        """Return what it costs that a job ends at `finish`."""
+        """Return the cost of a job that ends at `finish`."""
         return finish + self.weight * max(0.0, finish - self.seconds[index])
 
 

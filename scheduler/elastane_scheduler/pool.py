@@ -29,7 +29,7 @@ def within(counts: Counts, limit: Counts) -> bool:
 
 @dataclass(frozen=True)
 class Pool:
-    """Devices that policies may give out.
+    """Devices that policies may allocate.
 
     types: names of the device types. counts: devices of each. prices_per_hour: money for each device of a
     type. Raises InvalidSettings for doubled names, negative counts, and prices that are no amounts.

@@ -1,4 +1,4 @@
-"""Queues: each has a guaranteed part of the pool, and borrows what others leave by weight. Pure."""
+"""Queues: each has a guaranteed part of the pool, and borrows unused devices of others by weight. Pure."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _lend(
     i: int,
     free: int,
 ) -> None:
-    """One device after the other to the queue with the least for its weight that can use more."""
+    """Give one device after another to the queue with the fewest for its weight that can use more."""
     hungry = [queue for queue in queues if queue.name in demands]
     while free > 0:
         hungry = [queue for queue in hungry if shares[queue.name][i] < demands[queue.name][i]]

@@ -1,4 +1,4 @@
-"""Why each job has what it has, in words that name jobs, devices and seconds. Pure."""
+"""Reasons for each job's allocation, as text that names jobs, devices and seconds. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _has(state: JobState, devices: Counts, end: float, view: View) -> str:
 
 
 def _seconds(left: float) -> str:
-    """Write how long something still takes; what should have ended by now may end at any time."""
+    """Format how long something still takes; what should have ended already may end at any time."""
     return f"{max(0.0, left):.0f}"
 
 

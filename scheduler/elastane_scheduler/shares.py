@@ -57,7 +57,7 @@ def _seat(kept: list[int], ests: int, allowed: range, held: Range | None) -> tup
 
 
 def _even(ests: int, capacities: Sequence[int], least: int) -> list[int]:
-    """Shares without history: as even as capacities allow, the first seats with one more."""
+    """Return shares without history: as even as capacities allow, the first seats with one more."""
     found = [least] * len(capacities)
     left = ests - sum(found)
     while left > 0:

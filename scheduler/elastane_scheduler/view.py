@@ -14,7 +14,7 @@ from elastane_scheduler.queues import Queue
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The jobs that are not over, in the order of their arrival, and the devices that may be given out now.
+    """The jobs that are not over, in the order of their arrival, and the devices that may be allocated now.
 
     offered: devices of each type, at most those of the pool. queues: who has which part of them, for
     `ByQueuePolicy`; jobs name theirs.
@@ -37,7 +37,7 @@ Rule = Callable[[View], Allocation]
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a job has what it has.
+    """Reason for a job's allocation.
 
     text names the job, devices and seconds; rejected: alternatives, with their scores.
     """
@@ -61,7 +61,7 @@ class Decision:
 
 
 class Policy(Protocol):
-    """Shares devices out. One object serves one pool: it may remember what it needs between decisions."""
+    """Allocates devices. One object serves one pool, and may keep state between decisions."""
 
     @property
     def name(self) -> str:

@@ -230,7 +230,7 @@ async def test_tokens_in_a_browser(tmp_path: Path) -> None:
         # The token is taken away: the page that stands open says so.
         (tmp_path / "tokens.toml").write_text(entry("ops", ["operator"], ["*"]))
         master.refresh_security()
-        await expect(page.locator("#live")).to_contain_text("not known here")
+        await expect(page.locator("#live")).to_contain_text("does not know the token")
         await page.reload()
         await page.get_by_label("Token").fill(token_of("ops"))
         await page.get_by_role("button", name="Log in").click()

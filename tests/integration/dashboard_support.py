@@ -1,4 +1,4 @@
-"""What the dashboard's tests share: a master with an HTTP port, a job with a loss, and workers that die."""
+"""Shared parts of the dashboard's tests: a master with an HTTP port, a job with a loss, dying workers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def create_job(channel: grpc.aio.Channel, name: str = "j", **settings: Any
 
 
 async def train(channel: grpc.aio.Channel, worker: Worker, steps: int = 2) -> ring_pb2.Go:
-    """Forms a ring of this one worker, and commits so many steps of it."""
+    """Form a ring of this one worker, and commit this many steps."""
     await worker.hello(RING, signature=SIGNATURE, host="node-1", pid=7)
     go = await form_ring(worker)
     for step in range(steps):
@@ -68,7 +68,7 @@ async def train(channel: grpc.aio.Channel, worker: Worker, steps: int = 2) -> ri
 
 
 def pipeline_signature(units: int = 4) -> ring_pb2.ScriptSignature:
-    """A script whose model has so many units, of 0.1 s forward and 0.2 s backward."""
+    """Return the signature of a script with this many units, of 0.1 s forward and 0.2 s backward."""
     signature = ring_pb2.ScriptSignature()
     signature.CopyFrom(SIGNATURE)
     for unit in range(units):
@@ -79,7 +79,7 @@ def pipeline_signature(units: int = 4) -> ring_pb2.ScriptSignature:
 
 
 async def train_pipeline(channel: grpc.aio.Channel, worker: Worker) -> ring_pb2.Go:
-    """Forms a ring of this one worker, which runs all units of a pipeline; nothing is measured yet."""
+    """Form a ring of this one worker, which runs all units of a pipeline; nothing has been measured yet."""
     await worker.hello(RING, signature=pipeline_signature(), host="node-1", pid=7)
     go = await form_ring(worker)
     await worker.send(step_report=report(go, 0))

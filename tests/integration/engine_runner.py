@@ -15,7 +15,7 @@ _SOURCES = Path(__file__).parents[2]
 
 
 class EngineRunner:
-    """Runs `script` with `arguments`, the plan of a launch, and the number of the line to be killed at."""
+    """Runs `script` with `arguments`, the plan of a launch, and the line at which it is killed."""
 
     def __init__(self, script: Path, *arguments: str, plan: Mapping[str, Any], kill_at: int = 0) -> None:
         roots = (str(_SOURCES / name) for name in ("common", "proto", "worker"))

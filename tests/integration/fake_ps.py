@@ -43,7 +43,7 @@ class FakePs:
     # ------------------------------------------------------------------ session
 
     async def attend(self, channel: grpc.aio.Channel) -> None:
-        """Say Hello with what is held, and follow the master's messages until `die`."""
+        """Send Hello with the slots that are held, and follow the master's messages until `die`."""
         self._outgoing = asyncio.Queue()
         self._welcomed.clear()
         held = self.held
@@ -76,7 +76,7 @@ class FakePs:
         self._outgoing.put_nowait(ps_pb2.AttendSlotsRequest(**message))  # type: ignore[arg-type]
 
     async def die(self) -> None:
-        """The stream breaks without PsBye, and nothing is left but the snapshots."""
+        """Break the stream without PsBye; only the snapshots are left."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -84,7 +84,7 @@ class FakePs:
         self.cluster.pop(self.ps_id, None)
 
     async def leave(self) -> None:
-        """Say PsBye, and end."""
+        """Send PsBye, and end."""
         self.say(bye=ps_pb2.PsBye(reason="drained"))
         self._outgoing.put_nowait(None)
         await self.ended.wait()
@@ -164,7 +164,7 @@ class FakePs:
         self.say(restored=restored)
 
     def _take(self, slot: int, place: ps_pb2.SlotPlace) -> None:
-        """All of a move at once: the owner is frozen, and its record and names are taken."""
+        """Carry out a whole move at once: freeze the owner, and take its record and names."""
         assert self.held is not None
         owner = self.cluster.get(place.owner)
         if owner is None or owner.held is None or slot not in owner.held:

@@ -53,7 +53,7 @@ def records(count: int) -> Iterator[tuple[str, bytes]]:
 
 
 async def plant(store: Store, count: int) -> None:
-    """Writes so many closed jobs. They are listed, and told of; nobody can open them."""
+    """Write this many closed jobs. They are listed and reported, but cannot be opened."""
     fence: dict[str, bytes | int] = {
         "token": 1,
         "sequence": 1,
@@ -73,7 +73,7 @@ async def plant(store: Store, count: int) -> None:
 
 
 def memory_bytes(master: MasterProcess, what: str = "VmHWM") -> int:
-    """Of the process: the most it had (VmHWM), or what it has (VmRSS)."""
+    """Return the memory of the process: its peak (VmHWM), or its current size (VmRSS)."""
     assert master.process is not None
     lines = Path(f"/proc/{master.process.pid}/status").read_text().splitlines()
     [line] = [line for line in lines if line.startswith(f"{what}:")]

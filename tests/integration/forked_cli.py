@@ -65,7 +65,7 @@ class ForkedCommands:
     def popen(
         self, *arguments: str, environment: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[str]:
-        """`elastane ARGUMENTS`. environment: changes to this process's."""
+        """Start `elastane ARGUMENTS`. environment: changes to this process's."""
         start = f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
         start += "from integration.forked_cli import main; main()"
         return subprocess.Popen(
@@ -79,7 +79,7 @@ class ForkedCommands:
     def run(
         self, *arguments: str, timeout_seconds: float, environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """The same to its end, with what it said."""
+        """Run it to its end; return its output."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with self.popen(*arguments, environment=environment, **pipes) as process:
             try:
@@ -91,7 +91,7 @@ class ForkedCommands:
 
 
 class _LockBetweenProcesses:
-    """Whoever has asked gets the answer: threads of this process, and other commands, wait for their turn."""
+    """Gives each request its own answer: threads of this process, and other commands, take turns."""
 
     def __init__(self, path: Path) -> None:
         self._threads = threading.Lock()
@@ -109,7 +109,7 @@ class _LockBetweenProcesses:
 
 
 class _InheritedServer(ForkServer):
-    """The test's server, as a command sees it."""
+    """The test's server, as seen by a command."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(fileno=int(os.environ[_SOCKET]))
@@ -118,7 +118,7 @@ class _InheritedServer(ForkServer):
         self._fixed = fixed_variables({**os.environ, **FIXED_VARIABLES})
 
     def server_for(self, environment: Mapping[str, str], module: str) -> ForkServer | None:
-        """None for a process that must be started with other variables than the server was, or a module."""
+        """Return None for a module, or a process that needs other variables than the server's."""
         return self if not module and fixed_variables(environment) == self._fixed else None
 
 

@@ -1,4 +1,4 @@
-"""Scripts that are run to their end in a fork of the session's server, which has torch loaded (conftest)."""
+"""Runs scripts to their end in a fork of the session's server, which has torch loaded (conftest)."""
 
 from __future__ import annotations
 

@@ -93,11 +93,11 @@ class ForkServer:
         self._process = os.pidfd_open(int(self._socket.recv(_MESSAGE_BYTES)))
 
     def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
-        """The number of a new process that runs what `request` says with these as its outputs."""
+        """Return the number of a new process that runs `request` with these outputs."""
         return int(self._ask({"act": "fork", **request}, descriptors)["pid"])
 
     def reap(self, pid: int) -> int:
-        """How a process that has ended did so, as in `subprocess`; its number is free afterwards."""
+        """Return the exit status of an ended process, as in `subprocess`; its number is free afterwards."""
         return int(self._ask({"act": "reap", "pid": pid})["returncode"])
 
     def fileno(self) -> int:
@@ -122,7 +122,7 @@ class ForkServer:
 
 
 def _started(environment: Mapping[str, str], command: Sequence[str]) -> socket.socket:
-    """Start a server of its own; return the connection to it."""
+    """Start a new server; return the connection to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         _start(environment, command, theirs)
@@ -178,18 +178,18 @@ _PROCESSES: list[subprocess.Popen[bytes]] = []
 
 
 def _roomy(end: socket.socket) -> socket.socket:
-    """Let a whole environment go in one message."""
+    """Enlarge the socket's buffers, so that a whole environment fits into one message."""
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
     return end
 
 
 def fixed_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """What must be set before Python starts."""
+    """Return the variables that must be set before Python starts."""
     return {name: value for name, value in environment.items() if name.startswith(FIXED)}
 
 
 class _Forked:
-    """What `ChildProcess` needs of a `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that `ChildProcess` needs."""
 
     def __init__(self, server: ForkServer, pid: int, outputs: Sequence[int]) -> None:
         self._server = server
@@ -220,7 +220,7 @@ _START_AFRESH = ChildProcess.start
 
 
 def all_forked(servers: ForkServers) -> contextlib.AbstractContextManager[None]:
-    """Every `ChildProcess` of this process that can be is forked, for the time of a block.
+    """Within this block, fork every `ChildProcess` of this process for which that is possible.
 
     But for those with another PYTHONPATH: what is there may be for Python's own start, or a stand-in.
     """
@@ -234,7 +234,7 @@ def all_forked(servers: ForkServers) -> contextlib.AbstractContextManager[None]:
 
 
 def none_forked() -> contextlib.AbstractContextManager[None]:
-    """No `ChildProcess` is forked that is not a `ForkedProcess`, for the time of a block."""
+    """Within this block, fork no `ChildProcess` that is not a `ForkedProcess`."""
     return _started_by(_START_AFRESH)
 
 
@@ -251,7 +251,7 @@ def _started_by(start: Callable[[ChildProcess], None]) -> Iterator[None]:
 def start_forked(
     child: ChildProcess, server_for: Callable[[Mapping[str, str], str], ForkServer | None]
 ) -> bool:
-    """Start the child in a fork, and return True; False if it is nothing that can be run in one.
+    """Start the child in a fork, and return True; False if it cannot be run in one.
 
     server_for: gives the server of these variables, and of this module if it is no script.
     """
@@ -305,11 +305,11 @@ class ForkServers:
         self._lock = threading.Lock()
 
     def launch(self, *args: Any, **kwargs: Any) -> ForkedProcess:
-        """In the place of `ChildProcess(...)`."""
+        """Replacement for `ChildProcess(...)`."""
         return ForkedProcess(self, *args, **kwargs)
 
     def server_for(self, environment: Mapping[str, str], module: str = "") -> ForkServer:
-        """The server whose turn it is, of those with the variables that must be set before Python starts."""
+        """Return the next server among those with these variables, which must be set before Python starts."""
         with self._lock:
             key = (module, *sorted(fixed_variables(environment).items()))
             servers = self._servers.setdefault(key, deque())
@@ -328,7 +328,7 @@ class ForkServers:
 
 @contextlib.contextmanager
 def fork_servers(per_environment: int = SERVERS_PER_ENVIRONMENT) -> Iterator[ForkServers]:
-    """Servers for the time of a block."""
+    """Provide servers within a block."""
     servers = ForkServers(per_environment)
     try:
         yield servers
@@ -396,7 +396,7 @@ def _accepted(listener: socket.socket, run: int) -> socket.socket:
 
 
 def _become(request: dict[str, Any], descriptors: array.array[int] | list[int], parent: int) -> None:
-    """Make this fork what a freshly started process would be."""
+    """Make this fork like a freshly started process."""
     death_signal = request["death_signal"]
     if ctypes.CDLL(None).prctl(1, death_signal, 0, 0, 0) != 0 or os.getppid() != parent:
         os._exit(128 + death_signal)
@@ -411,7 +411,7 @@ def _become(request: dict[str, Any], descriptors: array.array[int] | list[int], 
 
 
 def _import_what_few_use(request: dict[str, Any]) -> None:
-    """scikit-learn, which takes longer than a small training, once a script comes that names it."""
+    """Import scikit-learn once a script names it; that takes longer than a small training."""
     if "sklearn" in sys.modules:
         return
     with contextlib.suppress(OSError, ImportError):
@@ -421,7 +421,7 @@ def _import_what_few_use(request: dict[str, Any]) -> None:
 
 
 def _seed_anew() -> None:
-    """Unseeded generators are different in every process. Python's seeds itself anew after a fork."""
+    """Reseed unseeded generators, which differ in every process. Python's reseeds itself after a fork."""
     import numpy as np
     import torch
 
@@ -430,7 +430,7 @@ def _seed_anew() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """What `python script.py ...` or `python -m module ...` does once Python is up; returns its exit code."""
+    """Do what `python script.py ...` or `python -m module ...` does after its start; return the exit code."""
     try:
         try:
             if arguments[0] == "-m":
@@ -460,7 +460,7 @@ def _run_script(arguments: Sequence[str]) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """The end of a process, but for taking every module to pieces, which would copy the server's memory."""
+    """End the process without destroying every module, which would copy the server's memory."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
     atexit._run_exitfuncs()
     sys.stdout.flush()

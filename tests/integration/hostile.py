@@ -1,4 +1,4 @@
-"""Strangers at a master's port: what they cost it, and what honest callers notice of them.
+"""Attacks by strangers on a master's port: what they cost it, and how they affect honest callers.
 
     python -m integration.hostile [--connections 1000] [--seconds 10] [--addresses 16] [--shared]
                                   [--only gzip] [--json]                                (make hostile)
@@ -60,7 +60,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def header(name: str, value: str) -> bytes:
-    """A header field as a literal that nobody is to remember."""
+    """A header field as a literal without indexing."""
     return b"\x00" + b"".join(_length(len(part)) + part.encode() for part in (name, value))
 
 
@@ -93,7 +93,7 @@ class Stranger:
         await self.writer.drain()
 
     async def frames(self) -> AsyncIterator[tuple[int, int, bytes]]:
-        """What the master sends: kind, stream, payload."""
+        """Yield the master's frames: kind, stream, payload."""
         while True:
             head = await self.reader.readexactly(9)
             length = int.from_bytes(head[:3], "big")
@@ -117,7 +117,7 @@ async def bombs(one: Stranger, **headers: str) -> None:
 
 
 async def resets(one: Stranger) -> None:
-    """Calls that are begun and taken back, as fast as they go."""
+    """Calls that are begun and reset, as fast as possible."""
     swallowing = asyncio.create_task(one.swallow())
     block = request(LIST)
     for stream in itertools.count(1, 2):
@@ -131,7 +131,7 @@ async def resets(one: Stranger) -> None:
 
 
 async def calls(one: Stranger) -> None:
-    """Whole calls without a token, as fast as they go."""
+    """Whole calls without a token, as fast as possible."""
     swallowing = asyncio.create_task(one.swallow())
     block = request(LIST)
     for stream in itertools.count(1, 2):
@@ -141,7 +141,7 @@ async def calls(one: Stranger) -> None:
 
 
 async def slow_headers(one: Stranger) -> None:
-    """Headers that never come to their end, a byte at a time."""
+    """Headers that never end, a byte at a time."""
     swallowing = asyncio.create_task(one.swallow())
     block = request(LIST, x="y" * 8000)
     whole = frame(HEADERS, 0, 1, block)
@@ -246,14 +246,14 @@ async def slow_handshakes(one: Stranger) -> None:
 
 
 async def handshakes(one: Stranger) -> None:
-    """Handshakes that are broken off as soon as the master has done its part, as fast as they go."""
+    """Handshakes that are broken off as soon as the master has done its part, as fast as possible."""
     await one.send(client_hello())
     with contextlib.suppress(OSError):
         await one.reader.read(1 << 16)
 
 
 async def hellos(one: Stranger) -> None:
-    """The first record of a handshake again and again, as who wants the keys made anew all the time."""
+    """The first record of a handshake again and again, as if to renegotiate all the time."""
     swallowing = asyncio.create_task(one.swallow())
     hello = client_hello()
     while not swallowing.done():
@@ -293,7 +293,7 @@ ATTACKS: dict[str, Callable[[Stranger], Awaitable[None]]] = {
 
 @dataclass(frozen=True)
 class Attackers:
-    """How many connections from how many addresses of 127.0.0.0/8. shared: 127.0.0.1 is one of them."""
+    """Number of connections, and of addresses of 127.0.0.0/8. shared: 127.0.0.1 is one of them."""
 
     connections: int
     addresses: int
@@ -305,7 +305,7 @@ class Attackers:
 
 
 async def attack(kind: str, host: str, port: int, attackers: Attackers) -> None:
-    """Keeps so many hostile connections open until it is cancelled."""
+    """Keep this many hostile connections open until cancelled."""
 
     begun = asyncio.Barrier(attackers.connections + 1)
     context = trusting() if kind in OVER_TLS else None
@@ -425,7 +425,7 @@ class Honest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack came to. Memory in MiB beyond that at rest; times in ms."""
+    """Result of an attack. Memory in MiB beyond that at rest; times in ms."""
 
     attack: str
     most_mebibytes: float
@@ -437,7 +437,7 @@ class Outcome:
 
 
 class Memory:
-    """The resident memory of a process. begin: the most it has had is forgotten."""
+    """Resident memory of a process. begin: resets its peak."""
 
     def __init__(self, pid: int) -> None:
         self._folder = Path(f"/proc/{pid}")
@@ -446,7 +446,7 @@ class Memory:
         (self._folder / "clear_refs").write_text("5")
 
     def mebibytes(self, field: str = "VmRSS") -> float:
-        """VmRSS: now; VmHWM: the most since `begin`."""
+        """Return VmRSS, the current size, or VmHWM, the peak since `begin`."""
         lines = (self._folder / "status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 

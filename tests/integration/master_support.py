@@ -1,4 +1,4 @@
-"""What the tests of the master's edge share: a real store, and a relay that cuts connections."""
+"""Shared parts of the tests with a real store, among them a relay that cuts connections."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SOURCES = [str(ROOT / name) for name in ("proto", "shard_service", "master")]
 
 @contextlib.asynccontextmanager
 async def private_store(folder: Path) -> AsyncIterator[Store]:
-    """A store of its own in `folder`, stopped afterwards."""
+    """Start a private store in `folder`; it is stopped afterwards."""
     store = await Store.open(StoreOptions(state_dir=folder))
     try:
         yield store
@@ -65,7 +65,7 @@ class Ledger:
 async def open_ledger(
     store: Store, job: str = "j", options: LogOptions | None = None, listener: LogListener | None = None
 ) -> Ledger:
-    """A ledger as it is recovered from the store, with its log running."""
+    """Open a ledger as recovered from the store, with its log running."""
     log, recovered = await JobLog.open(store.redis, job, options)
     ledger = Ledger(recovered.snapshot, recovered.records)
     ledger.log = log
@@ -137,7 +137,7 @@ async def serving_master(folder: Path, **settings: object) -> AsyncIterator[tupl
 
 @contextlib.asynccontextmanager
 async def store_down(master: Master) -> AsyncIterator[None]:
-    """The master's private store is dead inside the block; it may be started again after it."""
+    """Kill the master's private store for the block; it may be started again afterwards."""
     embedded = master._store.embedded
     start, go_on = embedded.start, asyncio.Event()
 
@@ -156,7 +156,7 @@ async def store_down(master: Master) -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def store_stopped(master: Master) -> Iterator[None]:
-    """The master's private store hangs inside the block."""
+    """Suspend the master's private store for the block."""
     pid = server_pid(master._store.embedded)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -216,12 +216,12 @@ class MasterProcess:
         self.address = port_file.read_text().strip()
 
     async def kill(self) -> None:
-        """SIGKILL: nothing is said to anybody, the private store lives on."""
+        """SIGKILL the master without notice to anybody; the private store lives on."""
         self.process.signal(signal.SIGKILL)
         await self.process.ended()
 
     async def stop(self) -> str:
-        """SIGTERM; returns what it logged."""
+        """SIGTERM the master; return what it logged."""
         self.process.signal(signal.SIGTERM)
         async with patience.within(30):
             await self.process.ended()
@@ -230,7 +230,7 @@ class MasterProcess:
 
 @contextlib.asynccontextmanager
 async def master_process(folder: Path, *arguments: str) -> AsyncIterator[MasterProcess]:
-    """A started master process; it and its private store are gone afterwards."""
+    """Start a master process; it and its private store are ended afterwards."""
     master = MasterProcess(folder, *arguments)
     try:
         await master.start()
@@ -252,7 +252,7 @@ def server_pid(store: EmbeddedStore) -> int | None:
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, errors_pb2.ErrorDetail]:
-    """The code, the reason's name and the detail of a typed error."""
+    """Return the code, the reason's name and the detail of a typed error."""
     status = rpc_status.from_call(error)
     assert status is not None, "no google.rpc.Status in the trailing metadata"
     detail = errors_pb2.ErrorDetail()

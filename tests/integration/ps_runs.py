@@ -91,7 +91,7 @@ class PsRun:
         return found
 
     def until(self, holds: Callable[[ps_pb2.GetSlotsResponse], bool]) -> ps_pb2.GetSlotsResponse:
-        """Wait until the master's answer about slots is so."""
+        """Wait until the master's answer about slots meets a condition."""
         waited = threading.Event()
         with grpc.insecure_channel(self.address) as channel:
             stub = ps_pb2_grpc.SlotServiceStub(channel)

@@ -44,13 +44,13 @@ class RunnerProcess:
         self.process.start()
 
     async def kill(self) -> None:
-        """SIGKILL; its ranks go on."""
+        """SIGKILL the runner; its ranks continue."""
         assert self.process is not None
         self.process.signal(signal.SIGKILL)
         await self.ended()
 
     async def end(self) -> int:
-        """SIGTERM; return its exit code."""
+        """SIGTERM the runner; return its exit code."""
         assert self.process is not None
         self.process.signal(signal.SIGTERM)
         return await self.ended()
@@ -71,7 +71,7 @@ class RunnerProcess:
 async def running_runner(
     master: str, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[RunnerProcess]:
-    """A started runner; it and all its ranks are gone afterwards."""
+    """Start a runner; it and all its ranks are ended afterwards."""
     runner = RunnerProcess(master, folder, *arguments, environment=environment)
     runner.start()
     try:
@@ -140,7 +140,7 @@ class Service:
         await self.stub.Cancel(training_pb2.TrainingServiceCancelRequest(run_id=run_id))
 
     async def until(self, run_id: int, state: str, seconds: float = 60) -> training_pb2.Run:
-        """The run once it is in the state; fails if it ends in another."""
+        """Wait until the run is in the state, and return it; fails if it ends in another."""
         wanted = STATES.Value(f"RUN_STATE_{state}")
         async with patience.within(seconds):
             watch = self.stub.Watch(training_pb2.TrainingServiceWatchRequest(run_id=run_id))
@@ -153,7 +153,7 @@ class Service:
         raise AssertionError(f"the watch of run {run_id} ended before {state}")
 
     async def log(self, run_id: int, rank: int = 0, *, follow: bool = True) -> bytes:
-        """Output of a rank; once the run is over it may take a moment until it is stored."""
+        """Return the output of a rank; once the run is over it may take a moment until it is stored."""
         request = training_pb2.TrainingServiceStreamLogsRequest(run_id=run_id, rank=rank, follow=follow)
         async with patience.within(60):
             while True:

@@ -1,4 +1,4 @@
-"""What the tests of the gate share: certificates, a table of tokens, every rpc, and a request for each."""
+"""Shared parts of the gate's tests: certificates, a table of tokens, every rpc, and a request for each."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def path_of(method: MethodDescriptor) -> str:
 
 
 def request_for(method: MethodDescriptor, job: str) -> Any:
-    """A request of that rpc for `job`, filled in so far that only the right to call it is in question."""
+    """Return a request of that rpc for `job`, so complete that only the right to call it is in question."""
     request = GetMessageClass(method.input_type)()
     if is_of_runs(method):
         if "run_id" in request.DESCRIPTOR.fields_by_name:
@@ -146,7 +146,7 @@ def request_for(method: MethodDescriptor, job: str) -> Any:
 def call(
     channel: grpc.Channel, method: MethodDescriptor, job: str, token: str | None = None, **fields: Any
 ) -> Any:
-    """Calls it and gives (the first of) its answer. Raises grpc.RpcError."""
+    """Call it and return its (first) answer. Raises grpc.RpcError."""
     request = request_for(method, job)
     for name, value in fields.items():
         if isinstance(value, Message):

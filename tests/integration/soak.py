@@ -69,7 +69,7 @@ SIGNATURE = ring_pb2.ScriptSignature(dataset_size=10**6, batch_size=1, steps_per
 
 @dataclass
 class Sample:
-    """What is left after a virtual minute."""
+    """Resources that are left after a virtual minute."""
 
     minute: int
     resident_mebibytes: float
@@ -87,7 +87,7 @@ class Sample:
 
 
 class Load:
-    """Everybody who uses one master. seed: decides who does what."""
+    """All users of one master. seed: decides who does what."""
 
     def __init__(self, master: Master, seed: int) -> None:
         self.master = master
@@ -206,7 +206,7 @@ class Load:
                 pass
 
     async def watcher(self, job: str) -> None:
-        """Watches everything, reads some of it, and is gone."""
+        """Watches everything, reads some of it, and disconnects."""
         async with self.channel() as channel:
             ring, shards = ring_pb2_grpc.RingServiceStub(channel), shard_pb2_grpc.ShardServiceStub(channel)
             watches = [
@@ -221,7 +221,7 @@ class Load:
                     watch.cancel()
 
     async def operator(self, job: str) -> None:
-        """Asks for everything there is to ask."""
+        """Sends every kind of request that an operator can make."""
         async with self.channel() as channel:
             jobs, shards = job_pb2_grpc.JobServiceStub(channel), shard_pb2_grpc.ShardServiceStub(channel)
             await jobs.Scale(
@@ -260,7 +260,7 @@ def _context(step: int) -> common_pb2.EstContext:
 
 
 async def settle(master: Master) -> None:
-    """Until the master has seen that all are gone: it hears of broken streams when it does."""
+    """Wait until the master has noticed that all are gone."""
     assert master.jobs is not None
     async with patience.within(120):
         for host in master.jobs.all():
@@ -309,7 +309,7 @@ class _Settings(MasterSettings):
 
 
 async def soak(folder: Path, minutes: int, seed: int = 1) -> list[Sample]:
-    """The load of so many virtual minutes, and what was left after each."""
+    """Run the load for this many virtual minutes; return what was left after each."""
     host_module.RECENT_NOTES = operators_module.REQUESTS_MAX = RECENT_NOTES
     datasets_module.REMEMBERED_MAX = WORKERS  # 10,000 workers of a data set would come in two days
     settings = _Settings(listen="127.0.0.1:0", state_dir=folder, stop_grace_seconds=0.5)
@@ -328,7 +328,7 @@ async def soak(folder: Path, minutes: int, seed: int = 1) -> list[Sample]:
 
 
 def growth(samples: Sequence[Sample]) -> list[str]:
-    """What has grown from the first third to the last; empty: nothing."""
+    """Return what has grown from the first third to the last; empty: nothing."""
     third = max(1, len(samples) // 3)
     early, late = samples[third : 2 * third], samples[-third:]
     minutes = late[-1].minute - early[0].minute or 1

@@ -377,7 +377,7 @@ async def test_tokens_decide_what_is_seen_and_done(tmp_path: Path) -> None:
             await anext(events)
             (tmp_path / "tokens.toml").write_text(entry("root", ["operator"], ["*"]))
             master.refresh_security()
-            refused = await until(events, "text", "not known here")
+            refused = await until(events, "text", "does not know the token")
             assert refused["event"] == "refused"
             assert (await reader.get("/jobs/mine"))[0] == 401
         async with Browser(base) as operator:

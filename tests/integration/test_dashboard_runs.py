@@ -303,7 +303,7 @@ async def test_a_token_shows_and_changes_runs_of_its_owners_only(tmp_path: Path)
             await anext(events)
             (tmp_path / "tokens.toml").write_text(tokens.replace(entry("ann", ["submitter"], []), ""))
             master.refresh_security()
-            assert (await until(events, "text", "not known here"))["event"] == "refused"
+            assert (await until(events, "text", "does not know the token"))["event"] == "refused"
         async with Browser(base) as reader:
             await reader.log_in("reader")
             page = (await reader.get("/runs/1"))[1]

@@ -361,7 +361,7 @@ async def test_what_cannot_be_launched_is_refused(tmp_path: Path, engine: Proces
         (replace(plan, log_cap_bytes=7), "too small"),
         (replace(plan, folder=tmp_path / "missing"), "not a folder"),
         (replace(plan, ranks=(RankPlan(()),)), "empty"),
-        (replace(plan, ranks=(RankPlan(("true",)), RankPlan(("true",)))), "one number"),
+        (replace(plan, ranks=(RankPlan(("true",)), RankPlan(("true",)))), "same number"),
         (replace(plan, ranks=(RankPlan(("a\0b",)),)), "NUL"),
         (replace(plan, ranks=(RankPlan(("a",), {"A": "\0"}),)), "NUL"),
         (replace(plan, ranks=(RankPlan(("a",), {"A=B": "1"}),)), "'='"),

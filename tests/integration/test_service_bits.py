@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
-import patience
 from elastane_cli.rehearse.local_service import LocalService, RankKey, local_service
-from elastane_common.artifacts import read_record
-from elastane_common.run_record import RunRecord
-from elastane_proto.v1 import training_pb2
+from integration.service_runs import WAIT_SECONDS, record_of, submit
 from slow import slow
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "service"
 EPOCHS = 4
 HOLD_EPOCH = 2
-WAIT_SECONDS = 3600.0
-"""The test's own limit, which is patient, comes before."""
-
-
-def submit(service: LocalService, *arguments: object) -> int:
-    """Submit a run as a user does; return its id."""
-    command = [sys.executable, "-m", "elastane_cli", "submit", "--master", service.address, "--detach"]
-    done = patience.run(
-        [*command, "--json", *map(str, arguments)], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    return int(json.loads(done.stdout)["run"]["run_id"])
-
-
-def record_of(service: LocalService, run_id: int) -> RunRecord:
-    """The record of a run that succeeds."""
-    *_, run = service.training.watch(run_id)
-    assert run.state == training_pb2.RUN_STATE_SUCCEEDED, run.reason
-    service.wait_for(lambda: read_record(run.artifact_url) is not None, "the record", WAIT_SECONDS)
-    record = read_record(run.artifact_url)
-    assert record is not None
-    return record
 
 
 def churn(service: LocalService, run_id: int) -> None:

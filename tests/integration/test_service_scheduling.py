@@ -4,29 +4,25 @@ is killed between decisions moves none of them. A scheduler that lies costs time
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 
-import patience
 from elastane_cli.rehearse.local_service import LocalService, local_service
 from elastane_cli.rehearse.stock_run import run_stock_ddp
-from elastane_common.artifacts import read_manifest, read_record
+from elastane_common.artifacts import read_manifest
 from elastane_common.client_errors import RequestRefusedError
-from elastane_common.run_record import RunRecord
 from elastane_proto.v1 import training_pb2
+from integration.service_runs import WAIT_SECONDS, record_of, submit
 from slow import further
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "service"
 LYING_MASTER = Path(__file__).parent / "lying_master"
 LIES = {"failed", "too much", "nothing", "wrong lengths and speeds", "wrong c"}
 EPOCHS = 4
+OF_ALL = ("--model", "m", "--grace", "20")
 SETTINGS = {"ELASTANE_SCHEDULING_POLICY": "maxmin", "ELASTANE_RESHAPE_SECONDS": "1"}
-WAIT_SECONDS = 3600.0
-"""The test's own limit, which is patient, comes before."""
 
 
 def slow_script(folder: Path) -> Path:
@@ -55,27 +51,6 @@ def stock(folder: Path, code: Path, ests: int) -> str:
     manifest = read_manifest(url)
     assert manifest is not None
     return manifest.content_hash
-
-
-def submit(service: LocalService, *arguments: object) -> int:
-    """Submit a run as a user does; return its id."""
-    command = [sys.executable, "-m", "elastane_cli", "submit", "--master", service.address, "--detach"]
-    of_all = ["--json", "--model", "m", "--grace", "20"]
-    done = patience.run(
-        [*command, *of_all, *map(str, arguments)], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    return int(json.loads(done.stdout)["run"]["run_id"])
-
-
-def record_of(service: LocalService, run_id: int) -> RunRecord:
-    """The record of a run that succeeds."""
-    *_, run = service.training.watch(run_id)
-    assert run.state == training_pb2.RUN_STATE_SUCCEEDED, run.reason
-    service.wait_for(lambda: read_record(run.artifact_url) is not None, "the record", WAIT_SECONDS)
-    record = read_record(run.artifact_url)
-    assert record is not None
-    return record
 
 
 def training(service: LocalService, run_id: int) -> int:
@@ -108,9 +83,9 @@ def test_two_runs_share_the_slots_as_they_come_and_go_with_the_bits_of_stock_ddp
         elastic = ["--param", "STEP_SECONDS=1", "--param", f"UNTIL={shared}"]
         elastic += ["--instances", 2, "--seed", "7", script, "--epochs", EPOCHS]
         hold = ["--param", f"HOLD_UNTIL={go}", "--param", f"HOLD_EPOCH={EPOCHS - 1}"]
-        first = submit(service, *hold, *elastic)
+        first = submit(service, *OF_ALL, *hold, *elastic)
         wait_for_workers(service, {first: 2})
-        second = submit(service, *elastic)
+        second = submit(service, *OF_ALL, *elastic)
         wait_for_workers(service, {first: 1, second: 1})
 
         # A master that is killed leaves all where it is; its successor has the same targets.
@@ -165,7 +140,7 @@ def test_a_scheduler_that_lies_costs_time_and_no_bit(tmp_path: Path) -> None:
     with local_service(tmp_path / "service", slots=4, variables=variables) as service:
         steps = ["--param", "STEP_SECONDS=1", "--param", f"UNTIL={go}"]
         runs = [
-            submit(service, *steps, "--instances", 4, "--seed", "7", script, "--epochs", EPOCHS)
+            submit(service, *OF_ALL, *steps, "--instances", 4, "--seed", "7", script, "--epochs", EPOCHS)
             for _ in range(2)
         ]
         wait_for_changes(service, runs)

@@ -294,7 +294,7 @@ async def test_what_is_said_wrong_is_refused_and_changes_nothing(tmp_path: Path)
         # A message that nobody sends costs its sender the session.
         server.say(restored=ps_pb2.SlotRestored(slot=0, life=0, applied=b"\xff"))
         await asyncio.wait_for(server.ended.wait(), 10)
-        assert "no set of applied tasks" in server.refused
+        assert "not a set of applied tasks" in server.refused
         stranger = FakePs("no name!", {}, {})
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):

@@ -117,7 +117,7 @@ async def test_tls_certificates_user_and_rotated_password(tmp_path: Path) -> Non
 
 async def test_certificates_without_tls_are_a_mistake(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
-    with pytest.raises(BadSecurityFile, match="without TLS"):
+    with pytest.raises(BadSecurityFile, match="not encrypted"):
         await Store.open(StoreOptions(url="redis://127.0.0.1:1/0", access=StoreAccess(ca=certificates.ca)))
 
 

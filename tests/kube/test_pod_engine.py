@@ -6,12 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -48,6 +44,7 @@ from elastane_runner.pod_engine import PodEngine
 from elastane_runner.pod_plan import FINALIZER, PodOptions
 from elastane_runner.process_records import LAUNCHED
 from elastane_runner.rank_logs import follow
+from integration.engine_runner import EngineRunner
 from integration.master_support import ROOT, serving_master
 from integration.runner_support import Service, running_runner, send_code
 from kube.access import shipped_rights
@@ -439,7 +436,7 @@ async def test_an_api_that_is_away_says_nothing(bench: Bench) -> None:
 # ---------------------------------------------------------------- the runner is killed during a launch
 
 
-class Runner:
+class Runner(EngineRunner):
     """A process of scripts/pod_engine_process.py, that launches two ranks."""
 
     def __init__(self, bench: Bench, root: str = "root", kill_at: int = 0) -> None:
@@ -447,22 +444,7 @@ class Runner:
             "run": "run", "attempt": 1, "fence": 5, "namespace": bench.namespace,
             "commands": [["sh", "-c", SLEEP]] * 2,
         }  # fmt: skip
-        roots = (str(ROOT / name) for name in ("common", "proto", "worker"))
-        words = (bench.folder / root, bench.config, json.dumps(plan), kill_at)
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *map(str, words)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(roots)},
-        )
-
-    async def launched(self) -> int:
-        """Wait for the launch, and return how many lines it took."""
-        assert self.process.stdout is not None
-        word, lines = (await asyncio.to_thread(self.process.stdout.readline)).split()
-        assert word == "launched"
-        return int(lines)
+        super().__init__(SCRIPT, str(bench.folder / root), str(bench.config), plan=plan, kill_at=kill_at)
 
     async def killed(self) -> None:
         """Wait until it was killed, by itself or by a cut."""

@@ -1,4 +1,4 @@
-"""Algorithms that a runner offers: training code that its operator has installed, named in a TOML file.
+"""Algorithms that a runner offers: training code installed by its operator, listed in a TOML file.
 
 [digits]
 command = ["python", "train.py"]     of an elastic run: the script and its arguments
@@ -46,7 +46,7 @@ def read_algorithms(path: Path, *, in_images: bool = False) -> Mapping[str, Algo
     for name, algorithm in found.items():
         if not _NAME.fullmatch(name):
             raise RefusedError(
-                f"{path}: {name!r} cannot name an algorithm",
+                f"{path}: {name!r} cannot be the name of an algorithm",
                 hint="1 to 128 letters, digits, dots, dashes and underscores, the first a letter or digit",
             )
         if not algorithm.command or not algorithm.command[0]:

@@ -1,4 +1,4 @@
-"""Folders of the attempts that an engine has begun: RUNS/RUN/ATTEMPT.
+"""Folders of the attempts that an engine has started: RUNS/RUN/ATTEMPT.
 
 Each has a record of its plan, with the fence, before anything is started; so a late launch of an older lease
 is known as such.
@@ -19,13 +19,13 @@ _NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}")
 
 
 def attempt_folder(runs: Path, run: str, attempt: int) -> Path:
-    """Return the folder of an attempt. Raises EngineError for a name that is none of a run."""
+    """Return the folder of an attempt. Raises EngineError for a name that cannot be a run's."""
     check_name(run, "run")
     return runs / run / str(attempt)
 
 
 def attempts_of(runs: Path, run: str) -> list[Path]:
-    """Return the folders of a run's attempts, in their order; [] for a run of which there is none."""
+    """Return the folders of a run's attempts, in their order; [] for an unknown run."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = [folder for folder in (runs / run).iterdir() if _NUMBER.fullmatch(folder.name)]
         return sorted(found, key=lambda folder: int(folder.name))
@@ -33,7 +33,7 @@ def attempts_of(runs: Path, run: str) -> list[Path]:
 
 
 def refuse_stale(runs: Path, plan: AttemptPlan) -> None:
-    """Raise EngineError for an attempt that is there already, or after one with a higher fence."""
+    """Raise EngineError for an attempt that already exists, or that comes after one with a higher fence."""
     for folder in attempts_of(runs, plan.run):
         if int(folder.name) == plan.attempt:
             raise EngineError(f"attempt {plan.attempt} of {plan.run} is there already")

@@ -8,8 +8,8 @@
         ├── Connect ─┴────┬─────┘ StreamEnded
         └── ENDED ◀───────┘                  a permanent refusal, or the runner ends
 
-A runner never gives up for want of a master: its ranks go on without one, and whatever a lost stream should
-have carried is in the next Hello, which lists every rank that the runner has.
+A runner never gives up because no master answers: its ranks continue without one, and everything that a lost
+stream should have carried is in the next Hello, which lists every rank that the runner has.
 """
 
 from __future__ import annotations

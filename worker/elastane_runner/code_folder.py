@@ -1,9 +1,9 @@
-"""The code of a launch: an archive by its digest, a commit of a git repository, or what is installed here.
+"""The code of a launch: an archive by its digest, a commit of a git repository, or installed code.
 
     FOLDER/code/SHA256.zip      archives that were downloaded and have this digest, the least used removed
 
-Every launch unpacks its code into a folder of its own: what a run writes beside its script is not seen by
-others. All functions block.
+Every launch unpacks its code into a separate folder, so that files written beside a script are not seen by
+other runs. All functions block.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COMMIT_DIGITS: Final = 40
 
 
 class CodeError(ElastaneError):
-    """The code of a run cannot be fetched. is_permanent: the same would happen on any runner, at any time."""
+    """The code of a run cannot be fetched. is_permanent: it would fail on any runner, at any time."""
 
     code = "ELA455"
 
@@ -74,7 +74,7 @@ class CodeCache:
 
     @contextlib.contextmanager
     def _turn(self, tell: Tell) -> Iterator[None]:
-        """Hold the cache: one download at a time, since two launches of one archive share it."""
+        """Lock the cache: one download at a time, since two launches of one archive share it."""
         seen_bytes = self._downloaded_bytes
         while not self._lock.acquire(timeout=LOOK_SECONDS):
             if self._downloaded_bytes != seen_bytes:
@@ -91,7 +91,7 @@ class CodeCache:
         if folder.size(name) is None:
             raise CodeError(
                 f"there is no archive {digest} at {service_url}",
-                hint="send it before the run is submitted",
+                hint="upload it before the run is submitted",
                 is_permanent=True,
             )
         unfinished = archive.with_name(f".{uuid.uuid4().hex}")
@@ -104,7 +104,7 @@ class CodeCache:
             if digest_of(unfinished) != digest:
                 raise CodeError(
                     f"the archive at {service_url}/{name} has another sha256",
-                    hint="it was changed or cut; send it again",
+                    hint="it was changed or truncated; upload it again",
                     is_permanent=True,
                 )
             unfinished.replace(archive)
@@ -112,7 +112,7 @@ class CodeCache:
             unfinished.unlink(missing_ok=True)
 
     def _make_room(self, used: Path) -> None:
-        """Remove the archives that were not used for the longest time."""
+        """Remove the least recently used archives."""
         kept = sorted(self._folder.glob("*.zip"), key=lambda path: path.stat().st_mtime, reverse=True)
         left_bytes = self._bytes_max
         for path in kept:
@@ -124,13 +124,13 @@ class CodeCache:
 def clone(url: str, commit: str, target: Path, tell: Tell = untold) -> None:
     """Check a commit out into the new folder `target`. Raises CodeError or OSError.
 
-    Only this commit is fetched where the server allows that, else the whole repository. tell: told while git
-    is at work.
+    Only this commit is fetched if the server allows that, else the whole repository. tell: called while git
+    works.
     """
     if len(commit) != _COMMIT_DIGITS or not all(digit in "0123456789abcdef" for digit in commit):
         raise CodeError(f"{commit[:80]!r} is not a commit in 40 hexadecimal digits", is_permanent=True)
     if not url or url.startswith("-") or not url.isprintable():
-        raise CodeError(f"{url[:80]!r} is no URL of a repository", is_permanent=True)
+        raise CodeError(f"{url[:80]!r} is not the URL of a repository", is_permanent=True)
     unfinished = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
     try:
         _git(None, tell, "init", "--quiet", str(unfinished))
@@ -183,7 +183,7 @@ def _git(folder: Path | None, tell: Tell, *arguments: str) -> None:
 
 
 def _errors_of(git: subprocess.Popen[bytes], verb: str, tell: Tell) -> bytes:
-    """Wait for git; return what it said of errors. Raises CodeError if it takes too long."""
+    """Wait for git; return its error output. Raises CodeError if it takes too long."""
     give_up_at = time.monotonic() + GIT_SECONDS_MAX
     while True:
         try:

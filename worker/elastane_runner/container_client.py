@@ -1,4 +1,4 @@
-"""The few calls of Docker's API that the container engine makes, by Docker's SDK; podman answers them too.
+"""The few calls of Docker's API that the container engine makes, by Docker's SDK; podman supports them, too.
 
 All functions block; the engine calls them in threads. Whatever goes wrong is an EngineError, of a class that
 says whether it may pass.
@@ -97,7 +97,7 @@ class ContainerClient:
         return [Found(str(one["Id"]), dict(one["Labels"] or {})) for one in found]
 
     def state(self, container: str) -> ContainerState:
-        """Return what has become of a container. Raises ContainerMissingError."""
+        """Return the state of a container. Raises ContainerMissingError."""
         with self._translated("look at a container"):
             found = self._api().inspect_container(container)["State"]
         started_at = _seconds(found.get("StartedAt", ""))
@@ -156,7 +156,7 @@ class ContainerClient:
 
 
 def take_back(client: ContainerClient, containers: Iterable[str]) -> None:
-    """Remove containers, the last one first: the others use the network of the first."""
+    """Remove containers, in reverse order: the others use the network of the first."""
     for container in reversed(list(containers)):
         client.remove(container)
 
@@ -174,7 +174,7 @@ def _seconds(time: str) -> float | None:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason, as an SDK wraps it several times."""
+    """Return the innermost cause, because the SDK wraps errors several times."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

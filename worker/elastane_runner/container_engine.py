@@ -102,4 +102,4 @@ class _Launch:
         self._client.start(container)
 
     def cancel(self) -> None:
-        """A container starts at once."""
+        """Do nothing: a container starts at once."""

@@ -1,4 +1,4 @@
-"""The log and the end of one container: copied into the segments that a rank's log is kept in, and recorded.
+"""Copies the log of one container into the segments of a rank's log, and records the container's end.
 
 Engines have no offsets: a log is read from its beginning, and what the file has already is skipped. So
 nothing is written twice or missed, whoever wrote what is there, and whenever that one was killed.
@@ -42,7 +42,7 @@ def log_bytes(folder: Path) -> int:
 
 
 class End(NamedTuple):
-    """End of a rank. returncode: None if nobody knows; reason: why, as far as that is known."""
+    """End of a rank. returncode: None if unknown; reason: why, as far as known."""
 
     returncode: int | None
     ended_at: float | None
@@ -50,7 +50,7 @@ class End(NamedTuple):
 
 
 class ContainerLog:
-    """Copies the log of one container to a rank's folder. For one thread, but `close`."""
+    """Copies the log of one container to a rank's folder. Used by one thread, except for `close`."""
 
     def __init__(self, client: RankClient, container: str, folder: Path, cap_bytes: int) -> None:
         self._client = client
@@ -106,7 +106,7 @@ class ContainerLog:
                 if not gives_up:
                     raise
         except ContainerMissingError:  # somebody has removed it, and its log
-            return self._record(End(None, None, "somebody has removed what it ran in"))
+            return self._record(End(None, None, "its container was removed by somebody else"))
         if self._closed.is_set():
             return None
         code = self._returncode(state)
@@ -120,13 +120,13 @@ class ContainerLog:
         return None if state.is_disrupted and not was_stopped else returncode(state.exit_code)
 
     def interrupt(self) -> None:
-        """Let the thread that copies look how the container is."""
+        """Make the copying thread check the container's state."""
         with self._lock:
             if self._stream is not None:
                 self._stream.close()
 
     def close(self) -> None:
-        """End a copy that another thread is making, soon."""
+        """Make a copy in another thread end soon."""
         with self._lock:
             self._closed.set()
             if self._stream is not None:
@@ -165,7 +165,7 @@ def record_end(folder: Path, end: End, log_bytes: int) -> None:
 
 
 class LogThread(threading.Thread):
-    """Follows a container in a thread of its own, as the SDK blocks. ended: called there with its end."""
+    """Follows a container in a separate thread, because the SDK blocks. ended: called there with its end."""
 
     def __init__(self, log: ContainerLog, ended: Callable[[End], None]) -> None:
         super().__init__(name="container-log", daemon=True)
@@ -182,7 +182,7 @@ class LogThread(threading.Thread):
             self._ended(end)
 
     def interrupt(self) -> None:
-        """Look how the container is, though its log has not ended."""
+        """Check the container's state, although its log has not ended."""
         self._log.interrupt()
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ def image_reference(name: str) -> str:
 
 
 def check_options(options: ContainerOptions) -> None:
-    """Refuse options that would not confine a rank, or that engines read otherwise. Raises EngineError."""
+    """Refuse options that would not confine a rank, or that engines read differently. Raises EngineError."""
     if not options.image:
         raise EngineError("no image is named", hint="give the algorithm an image")
     if not _USER.fullmatch(options.user):
@@ -88,7 +88,7 @@ def check_options(options: ContainerOptions) -> None:
             "the host's network is not allowed", hint="allow it for this runner, or name another network"
         )
     if not _NAME.fullmatch(options.network):
-        raise EngineError(f"{options.network!r} is no name of a network")
+        raise EngineError(f"{options.network!r} is not the name of a network")
     if options.memory_bytes is not None and options.memory_bytes < MEMORY_BYTES_MIN:
         raise EngineError(
             f"{options.memory_bytes} bytes of memory are too few", hint=f"{MEMORY_BYTES_MIN} at least"
@@ -141,12 +141,12 @@ def container_arguments(
 
 
 def container_name(runner: str, plan: AttemptPlan, rank: int) -> str:
-    """Return the name of a rank's container, which people see; labels are what counts."""
+    """Return the name of a rank's container, for people; programs use the labels."""
     return f"elastane-{runner}-{plan.run}-{plan.attempt}-{rank}"
 
 
 def _network(runner: str, plan: AttemptPlan, rank: int, options: ContainerOptions) -> str:
-    """The first rank has the network; the others join it, and so all have one loopback."""
+    """Return the network of a rank: the first has its own; others join it, so all share a loopback."""
     first = plan.ranks[0].rank
     if options.network == "host" or rank == first:
         return options.network

@@ -20,7 +20,7 @@ LOG_CAP_BYTES_DEFAULT: Final = 64 * 1024 * 1024
 
 
 class EngineError(ElastaneError):
-    """An engine cannot do what it was asked for; the text says why. Nothing was started."""
+    """An engine cannot do what was requested; the text says why. Nothing was started."""
 
     code = "ELA452"
     is_permanent: ClassVar[bool] = False
@@ -28,20 +28,20 @@ class EngineError(ElastaneError):
 
 
 class EngineUnreachableError(EngineError):
-    """The engine does not answer. It may do so later, and its ranks may still run."""
+    """The engine does not answer. It may answer later, and its ranks may still run."""
 
     code = "ELA458"
 
 
 class CodeFetchError(EngineError):
-    """The code cannot be had from where ranks fetch it: the same launch will fail again."""
+    """The code is not available where ranks fetch it: the same launch would fail again."""
 
     code = "ELA457"
     is_permanent = True
 
 
 class ImageMissingError(EngineError):
-    """The image cannot be had where the ranks are: the same launch will fail again."""
+    """The image is not available where the ranks are: the same launch would fail again."""
 
     code = "ELA459"
     is_permanent = True
@@ -142,7 +142,7 @@ class RankRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptRecord:
-    """An attempt that an engine knows. launched: all its ranks were started; otherwise it was taken back."""
+    """An attempt known to an engine. launched: all its ranks were started; otherwise it was rolled back."""
 
     run: str
     attempt: int
@@ -171,14 +171,14 @@ class Engine(Protocol):
         """Start all ranks, or none: then EngineError."""
 
     async def adopt(self) -> list[AttemptRecord]:
-        """Find the attempts that are there, and watch their ranks; half-made launches are taken back.
+        """Find existing attempts, and watch their ranks; incomplete launches are rolled back.
 
         What cannot be asked about its ranks yet is asked again in the background: they count as running
         until their end comes by `watch`. Raises EngineError once something was launched.
         """
 
     async def stop(self, run: str, attempt: int, grace_seconds: float) -> None:
-        """End all ranks, and return when nothing of them is left: SIGTERM, SIGKILL after the grace.
+        """End all ranks, and return when nothing of them is left: SIGTERM, then SIGKILL after the grace.
 
         Waits for a launch of the run; does nothing to ranks that have ended. A stop that has begun goes on
         without its caller, and a further one may shorten the grace. Raises EngineError for an attempt that
@@ -186,19 +186,19 @@ class Engine(Protocol):
         """
 
     def watch(self) -> AsyncIterator[RankEvent]:
-        """Yield what happens to ranks from `launch` or `adopt` on. For one reader; it never ends."""
+        """Yield events of ranks from `launch` or `adopt` on. For one reader; it never ends."""
 
     def rank_folder(self, run: str, attempt: int, rank: int) -> Path:
-        """Return the folder that has the log of a rank, for `rank_logs`."""
+        """Return the folder with the log of a rank, for `rank_logs`."""
 
     def image(self, run: str, attempt: int) -> RankImage | None:
         """Return the image of an attempt's ranks; None for processes, and if it is not known."""
 
     async def remove(self, run: str, attempt: int) -> None:
-        """Delete what is stored of an attempt, its logs too; nothing if there is none.
+        """Delete everything stored of an attempt, including its logs; do nothing if there is none.
 
         Raises EngineError while a rank runs.
         """
 
     def close(self) -> None:
-        """Watch no longer, and let another engine adopt the ranks, which go on."""
+        """Stop watching, and let another engine adopt the ranks, which continue."""

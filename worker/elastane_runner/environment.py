@@ -98,7 +98,7 @@ VARIABLES: Final = (
     Variable("HOROVOD_CONTROLLER", _HOROVOD, "gloo: no MPI is needed"),
     Variable("HOROVOD_CPU_OPERATIONS", _HOROVOD, "gloo: no MPI is needed"),
     Variable("ELASTANE_MASTER", _ELASTANE, "addresses of the masters, host:port, comma-separated"),
-    Variable("ELASTANE_JOB", _ELASTANE, "the job that `elastane run` joins; of each attempt another one"),
+    Variable("ELASTANE_JOB", _ELASTANE, "the job that `elastane run` joins; another one in each attempt"),
     Variable("ELASTANE_LOCAL_WORKERS", _ELASTANE, "workers of this agent: 1; 0 in a parameter server"),
 )
 
@@ -117,7 +117,7 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """All that decides the environment of an attempt's ranks.
+    """Everything that determines the environment of an attempt's ranks.
 
     attempt: from 1. fence: of the launch. instances: number of ranks, or of workers for Elastane. endpoints:
     one for each rank, in order. dataset_hash: of the data set's version. master_port: where rank 0 listens.
@@ -163,7 +163,7 @@ def environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
 
 
 def check(spec: LaunchSpec) -> None:
-    """Check all fields but their sizes. Raises LaunchSpecError, which names the first that is wrong."""
+    """Check all fields except their sizes. Raises LaunchSpecError, which names the first invalid one."""
     if not 1 <= spec.instances <= INSTANCES_MAX:
         raise LaunchSpecError(
             f"{spec.instances} instances are not between 1 and {INSTANCES_MAX}",
@@ -219,9 +219,11 @@ def _check_framework(spec: LaunchSpec) -> None:
         )
     if spec.framework is Framework.TENSORFLOW:
         if len(set(spec.endpoints)) < spec.instances:
-            raise LaunchSpecError("two ranks have one endpoint", hint="TensorFlow needs a port for each rank")
+            raise LaunchSpecError(
+                "two ranks have the same endpoint", hint="TensorFlow needs a port for each rank"
+            )
     elif spec.chief or (spec.parameter_servers and spec.framework is not Framework.ELASTANE):
-        raise LaunchSpecError(f"{spec.framework} knows no chief and no parameter servers")
+        raise LaunchSpecError(f"{spec.framework} runs have neither a chief nor parameter servers")
     if spec.framework is Framework.HOROVOD and spec.rendezvous is None:
         raise LaunchSpecError("a Horovod run has no rendezvous server")
     if spec.framework is Framework.ELASTANE and not spec.elastane_masters:
@@ -270,7 +272,7 @@ def _of_job(spec: LaunchSpec) -> dict[str, str]:
 
 
 class _Place(NamedTuple):
-    """A rank among those of its host, and its host among those that have its local rank."""
+    """Position of a rank among those of its host, and of its host among those with its local rank."""
 
     local_rank: int
     local_size: int
@@ -287,7 +289,7 @@ def _place(spec: LaunchSpec, rank: int) -> _Place:
 
 
 def _tf_config(spec: LaunchSpec, rank: int) -> str:
-    """TF_CONFIG: the chief is rank 0, then come workers, then parameter servers."""
+    """Return TF_CONFIG: the chief is rank 0, then come workers, then parameter servers."""
     chiefs = int(spec.chief)
     workers_end = spec.instances - spec.parameter_servers
     addresses = [str(endpoint) for endpoint in spec.endpoints]
@@ -335,7 +337,7 @@ def _check_size(variables: Mapping[str, str]) -> None:
 
 
 def _encoded(name: str, value: str) -> bytes:
-    """Return the bytes that a process gets. Raises LaunchSpecError if it can get none."""
+    """Encode a value as bytes for a process. Raises LaunchSpecError if that is impossible."""
     if "\0" in value:
         raise LaunchSpecError(f"the value of {name} contains NUL", hint="a process cannot be given it")
     try:

@@ -1,4 +1,4 @@
-"""Ports that nobody else gets until the rank that needs them is started.
+"""Ports that are reserved until the rank that needs them is started.
 
 A port that was found free is not held: another process may take it before the rank listens. So it stays
 bound, without listening, until just before the rank is started. It is taken from below the range of ports
@@ -32,7 +32,7 @@ class HeldPort:
         self.number: int = self._socket.getsockname()[1]
 
     def release(self) -> None:
-        """Let the port go; does nothing the second time."""
+        """Release the port; does nothing the second time."""
         self._socket.close()
 
 

@@ -1,4 +1,4 @@
-"""Ranks that something else keeps: containers, pods. They are found again by their labels.
+"""Ranks that are kept by another system: containers, pods. They are found again by their labels.
 
     ROOT/lock                          held by the one engine that uses the folder
     ROOT/runs/RUN/ATTEMPT/plan.json    written before any container of the attempt exists
@@ -81,7 +81,7 @@ class RankContainer(NamedTuple):
 
 @dataclass
 class _Watched:
-    """A rank whose end is not recorded."""
+    """A rank whose end is not recorded yet."""
 
     container: str
     log: LogThread
@@ -120,7 +120,7 @@ class LabelledEngine:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def rank_folder(self, run: str, attempt: int, rank: int) -> Path:
-        """Return the folder that has the log of a rank, for `rank_logs`."""
+        """Return the folder with the log of a rank, for `rank_logs`."""
         return self._folder(run, attempt) / "ranks" / str(rank)
 
     def image(self, run: str, attempt: int) -> RankImage | None:
@@ -131,7 +131,7 @@ class LabelledEngine:
         return RankImage(*found) if isinstance(found, list) else None
 
     def close(self) -> None:
-        """Watch no longer, and let another engine use the folder. The ranks go on."""
+        """Stop watching, and let another engine use the folder. The ranks continue."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
@@ -206,7 +206,7 @@ class LabelledEngine:
         return containers
 
     def _take_back(self, run: str, attempt: int) -> None:
-        """Remove what was started of a launch, however long the engine does not answer, unless closed."""
+        """Remove everything that a launch started, however long the engine does not answer, unless closed."""
         with contextlib.suppress(OSError):  # the disk is full: without launched.json it is not whole either
             write_record(self._folder(run, attempt) / CLOSED, {})
         while not self._is_closed:
@@ -218,7 +218,7 @@ class LabelledEngine:
     # ------------------------------------------------------------------ adopt
 
     async def adopt(self) -> list[AttemptRecord]:
-        """Find the attempts that are there; see `Engine`. What ended meanwhile is in the records only.
+        """Find existing attempts; see `Engine`. Ranks that ended meanwhile are only in the records.
 
         While the container engine does not answer, the folder says what was launched. Raises EngineError
         after a launch: what is being launched would be taken back.
@@ -246,7 +246,7 @@ class LabelledEngine:
         return [record for record, _ in found]
 
     async def _take_back_late(self, attempts: list[AttemptRecord], *, was_away: bool) -> None:
-        """Take back again what the engine was still starting for the runner before, when that was killed.
+        """Roll back again what the engine was still starting for the previous runner when that was killed.
 
         was_away: it could not be asked what else there is; that is removed, too, as soon as it answers.
         """
@@ -258,7 +258,7 @@ class LabelledEngine:
             except EngineUnreachableError:
                 continue
             except EngineError as error:
-                _log.warning("what was cut is not taken back yet", reason=str(error))
+                _log.warning("an interrupted launch is not rolled back yet", reason=str(error))
             tries += 1
 
     def _remove_late(self, attempts: list[AttemptRecord], was_away: bool) -> None:
@@ -274,7 +274,7 @@ class LabelledEngine:
             except EngineUnreachableError:
                 raise
             except EngineError as error:
-                _log.warning("a launch is not taken back yet", run=run, reason=str(error))
+                _log.warning("a launch is not rolled back yet", run=run, reason=str(error))
 
     def _recorded(self) -> list[tuple[AttemptRecord, dict[int, RankContainer]]]:
         """Return all attempts as the folder has them, with the containers of ranks whose end is not known."""
@@ -372,7 +372,9 @@ class LabelledEngine:
             return False
         if container is None or state is None:  # somebody has removed it
             folder.mkdir(exist_ok=True, mode=0o700)
-            record_end(folder, End(None, None, "somebody has removed what it ran in"), log_bytes(folder))
+            record_end(
+                folder, End(None, None, "its container was removed by somebody else"), log_bytes(folder)
+            )
             return False
         if state.is_running:
             return True
@@ -384,7 +386,7 @@ class LabelledEngine:
             return True
 
     def _go_on_stopping(self, run: str, attempt: int) -> None:
-        """Take up a stop that the runner before has begun."""
+        """Continue a stop that the previous runner began."""
         request = read_record(self._folder(run, attempt) / STOP)
         running = self._running(run, attempt)
         if request is not None and running:
@@ -393,7 +395,7 @@ class LabelledEngine:
     # ------------------------------------------------------------------ watch, stop, remove
 
     async def watch(self) -> AsyncIterator[RankEvent]:
-        """Yield what happens to ranks; see `Engine`."""
+        """Yield events of ranks; see `Engine`."""
         while True:
             yield await self._events.get()
 
@@ -431,7 +433,7 @@ class LabelledEngine:
             await asyncio.wait([watched.ended], timeout=RETRY_SECONDS)
 
     async def _signal(self, watched: _Watched, name: str, deadline: float | None = None) -> None:
-        """Signal a rank, until the engine has taken it, the rank has ended, or the deadline has come."""
+        """Signal a rank until the engine accepts it, the rank has ended, or the deadline is reached."""
         while not watched.ended.done() and (deadline is None or time.monotonic() < deadline):
             grace_seconds = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
             with contextlib.suppress(EngineError):
@@ -440,7 +442,7 @@ class LabelledEngine:
             await asyncio.wait([watched.ended], timeout=RETRY_SECONDS)
 
     async def remove(self, run: str, attempt: int) -> None:
-        """Delete what is stored of an attempt, its containers too; see `Engine`.
+        """Delete everything stored of an attempt, including its containers; see `Engine`.
 
         Raises EngineError while a rank runs, EngineUnreachableError while the engine does not answer.
         """
@@ -517,7 +519,7 @@ def _attempt_record(folder: Path, plan: dict[str, Any], is_launched: bool) -> At
 
 
 def _rank_record(folder: Path, rank: int, is_launched: bool) -> RankRecord:
-    """Return what is recorded of a rank. Of an attempt that was taken back, none runs."""
+    """Return the record of a rank. No rank of an attempt that was rolled back runs."""
     if not is_launched and not (folder / "ranks" / str(rank) / EXIT).exists():
         return RankRecord(rank=rank, state=RankState.WAITING)
     return rank_record(folder / "ranks" / str(rank), rank)

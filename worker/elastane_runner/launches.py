@@ -1,4 +1,4 @@
-"""Launches on this runner: what is known of each, and what of it is kept on disk.
+"""Launches on this runner: their state, and the part of it that is kept on disk.
 
     FOLDER/id                                        tells this runner from others of its name (`folder_id`)
     FOLDER/launches/RUN-ATTEMPT-FENCE/launch.json    a launch (`LaunchRecord`), written before its ranks start
@@ -31,7 +31,7 @@ _UNIT: Final = re.compile(r"run-([0-9]+)-([0-9]+)-([0-9]+)(?:-([0-9]+))?")
 
 
 class LaunchKey(NamedTuple):
-    """Names a launch, as AttemptKey does."""
+    """Name of a launch, like AttemptKey."""
 
     run_id: int
     attempt: int
@@ -80,7 +80,7 @@ class LaunchRecord(msgspec.Struct, kw_only=True):
         return Unit(name, 1)
 
     def units(self) -> list[Unit]:
-        """Return all units of the launch, those of older tries too."""
+        """Return all units of the launch, including those of older tries."""
         found: dict[Unit, None] = {}
         for rank, tries in self.tries.items():
             newest = self.unit_of(rank)
@@ -114,7 +114,7 @@ class Rank:
     def apply(
         self, state: RankState, returncode: int | None, last_line: bytes, now: float, reason: str = ""
     ) -> None:
-        """Take over what the engine says."""
+        """Adopt the engine's report."""
         self.last_line, self.reason = last_line or self.last_line, reason
         match state:
             case RankState.RUNNING:
@@ -127,7 +127,7 @@ class Rank:
 
 
 def exit_code(returncode: int) -> int:
-    """Return a process's code as it is reported: 128 plus a signal's number."""
+    """Return a process's exit code as it is reported: 128 plus the signal's number."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
@@ -196,7 +196,7 @@ class LaunchStore:
         return list(found.values())
 
     def remove(self, launch: Launch) -> None:
-        """Delete what is kept of a launch."""
+        """Delete everything that is kept of a launch."""
         shutil.rmtree(launch.folder, ignore_errors=True)
 
     def _path(self, key: LaunchKey) -> Path:
@@ -204,7 +204,7 @@ class LaunchStore:
 
 
 def folder_id(folder: Path) -> str:
-    """Return the id of a runner's folder, which is made the first time. Raises OSError."""
+    """Return the id of a runner's folder, which is created the first time. Raises OSError."""
     path = folder / "id"
     if not path.exists():
         write_record(path, {"id": uuid.uuid4().hex})

@@ -51,7 +51,7 @@ WORKER_VARIABLES: Final = (
 
 
 class LaunchError(ElastaneError):
-    """A launch cannot be made here. is_permanent: the same would happen again, anywhere."""
+    """A launch is impossible here. is_permanent: it would fail again, anywhere."""
 
     code = "ELA456"
 
@@ -90,7 +90,7 @@ class LaunchSettings:
 
 @dataclass
 class Preparation:
-    """Resources with which the ranks of one launch are started.
+    """Resources for starting the ranks of one launch.
 
     image: of containers; "": the runner's own. ports: of the ranks that are prepared and not started. code:
     where pods fetch it. secret_keys: of Kubernetes secrets, by their variables.
@@ -105,7 +105,7 @@ class Preparation:
     secret_keys: Mapping[str, SecretKey] = field(default_factory=dict)
 
     def release(self, ranks: Iterable[int] | None = None) -> None:
-        """Let the ports of these ranks go; None: all."""
+        """Release the ports of these ranks; None: all."""
         for rank in list(self.ports if ranks is None else ranks):
             if (port := self.ports.pop(rank, None)) is not None:
                 port.release()
@@ -135,7 +135,7 @@ def is_elastic(spec: training_pb2.RunSpec) -> bool:
 
 
 def check_network(record: LaunchRecord, ranks: Iterable[int], settings: LaunchSettings) -> None:
-    """Refuse ranks whose network would not reach what they need. Raises LaunchError.
+    """Refuse ranks whose network cannot reach the hosts that they need. Raises LaunchError.
 
     ranks: those that are started here.
     """
@@ -276,7 +276,7 @@ def plan(
     settings: LaunchSettings,
     tell: Tell = untold,
 ) -> AttemptPlan:
-    """Return the plan by which these ranks start together. Raises LaunchSpecError.
+    """Return the plan for starting these ranks together. Raises LaunchSpecError.
 
     endpoints: where each rank of the run listens; of an elastic run they do not matter. tell: of the plan.
     """
@@ -315,7 +315,7 @@ def plan(
 def launch_spec(
     record: LaunchRecord, endpoints: Mapping[int, Endpoint], settings: LaunchSettings
 ) -> LaunchSpec:
-    """Return all that decides the environment of a launch's ranks. Raises LaunchSpecError."""
+    """Return everything that determines the environment of a launch's ranks. Raises LaunchSpecError."""
     spec = spec_of(record)
     instances = spec.instances or 1
     if record.elastic:
@@ -367,7 +367,7 @@ def agent_command(
 
 
 def _gpus(record: LaunchRecord, rank: int, ranks: Iterable[int]) -> dict[str, str]:
-    """Return the variable that names the GPUs of a rank; a parameter of the run may say something else."""
+    """Return the variable that names the GPUs of a rank; a parameter of the run may override it."""
     if rank not in record.gpus:
         return {}
     together = {one: record.gpus[one] for one in ranks}

@@ -1,4 +1,4 @@
-"""The log of a rank on disk: a chain of segments whose middle is dropped once the log is larger than its cap.
+"""The log of a rank on disk: a chain of segments, whose middle is dropped once the log exceeds its cap.
 
 A segment is a file named by the offset of its first byte among all that the rank wrote. The first four stay,
 of the others the last four: head and tail are kept, offsets never change, and a reader that finds a gap
@@ -68,7 +68,7 @@ class LogWriter:
         self._close_segment()
 
     def _append(self, part: memoryview) -> int:
-        """Write what is left of a segment or less, and return how many bytes of the rank are dealt with."""
+        """Write at most the rest of a segment, and return how many bytes of the rank have been handled."""
         try:
             if self._file < 0:
                 self._open_segment()

@@ -1,4 +1,4 @@
-"""Output of ranks on its way to those who read it, each at its own pace.
+"""Sending of ranks' output to readers, each at its own pace.
 
 A reader is sent at most `WINDOW_BYTES` that it has not taken. Each has a task of its own, so one that takes
 nothing slows neither the rank nor other readers, and holds one chunk in memory.
@@ -28,7 +28,7 @@ Send = Callable[[training_pb2.RunnerLogChunk], None]
 
 @dataclass
 class _Reader:
-    """One reader. folder: of the rank. sent_bytes, taken_bytes: of all that it was sent, and has taken."""
+    """One reader. folder: of the rank. sent_bytes, taken_bytes: totals sent to it, and taken by it."""
 
     folder: Path
     task: asyncio.Task[None] | None = None
@@ -78,7 +78,7 @@ class LogSender:
             reader.task = asyncio.create_task(self._serve(reader, request, folder, is_over))
 
     async def finish(self, folders: Collection[Path], timeout_seconds: float = FINISH_SECONDS) -> None:
-        """Wait until the readers of ranks that have ended have the rest; `folders` can be removed then.
+        """Wait until the readers of ended ranks have received the rest; then `folders` can be removed.
 
         Those that are slower are told to go on from their offset, in what is stored.
         """
@@ -91,7 +91,7 @@ class LogSender:
             self._over(number, "the log has been stored and is read from there: go on from the last offset")
 
     def close(self) -> None:
-        """End all readers: their session is over."""
+        """End all readers, because their session is over."""
         for number in list(self._readers):
             self._end(number)
 
@@ -141,7 +141,7 @@ class LogSender:
 
 
 async def _stored(folder: Path, offset: int) -> AsyncIterator[LogChunk]:
-    """Yield what there is of a log now."""
+    """Yield the current content of a log."""
     while True:
         chunk = await asyncio.to_thread(read, folder, offset)
         if chunk.next_offset == offset:

@@ -1,4 +1,4 @@
-"""A runner's stream to the master that leads: opened again whenever it breaks.
+"""A runner's stream to the leading master, reopened whenever it breaks.
 
 gRPC's stream blocks, so a thread reads it and hands each message to the event loop; everything else happens
 there. `send` puts a message behind the Hello of the current stream. Without a stream messages are dropped:
@@ -107,7 +107,7 @@ class MasterStream:
             self._outgoing.put(Request(**message))
 
     def close(self) -> None:
-        """End the session; what was sent before goes out if the stream is healthy."""
+        """End the session; messages sent before still go out if the stream is healthy."""
         self._closing.set()
         if self._outgoing is not None:
             self._outgoing.put(None)

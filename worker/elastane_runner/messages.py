@@ -42,7 +42,7 @@ def rank_report(key: LaunchKey, rank: Rank, *, runner_id: str, host: str) -> tra
 
 
 def shown(line: bytes) -> str:
-    """Return a line of a rank's output as text without controls, cut."""
+    """Return a line of a rank's output as text, truncated and without control characters."""
     text = line.decode(errors="replace")
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)[
         :LINE_CHARACTERS_MAX

@@ -87,7 +87,7 @@ class PodClient:
         self._connected: ApiClient | None = None
 
     def require_credentials(self) -> None:
-        """Raise EngineError if there are none; the API is not called, and may be away."""
+        """Raise EngineError if there are none; does not call the API, which may be unavailable."""
         _configuration(self._kubeconfig)
 
     def prepare(self, plan: AttemptPlan) -> PodLaunch:
@@ -124,7 +124,7 @@ class PodClient:
         return {one["metadata"]["name"] for one in found if state_of(one, now).is_running}
 
     def state(self, container: str) -> ContainerState:
-        """Return what has become of a pod's rank. Raises ContainerMissingError."""
+        """Return the state of a pod's rank. Raises ContainerMissingError."""
         return state_of(self.pod(container), time.time())
 
     @contextlib.contextmanager
@@ -147,7 +147,7 @@ class PodClient:
             self._delete(container, seconds)
 
     def release(self, container: str) -> None:
-        """Take the finalizer from a pod."""
+        """Remove the finalizer from a pod."""
         with contextlib.suppress(ContainerMissingError):
             for _ in range(_CONFLICTS_MAX):
                 metadata = self.pod(container)["metadata"]
@@ -167,7 +167,9 @@ class PodClient:
         deadline = time.monotonic() + REMOVE_SECONDS_MAX
         while found := self.pods(labels):
             if time.monotonic() > deadline + REMOVE_SECONDS_MAX:
-                raise EngineError(f"the pod {found[0]['metadata']['name']} was deleted, and does not go")
+                raise EngineError(
+                    f"the pod {found[0]['metadata']['name']} was deleted but does not terminate"
+                )
             # Those without a node first: one that waited must not start on what an ended one frees.
             for one in sorted(found, key=lambda item: bool(item["spec"].get("nodeName"))):
                 is_over = not state_of(one, time.time()).is_running or not one["spec"].get("nodeName")
@@ -300,7 +302,7 @@ class PodLaunch:
         return made
 
     def start(self, container: str) -> None:
-        """Wait until a pod's rank runs. Raises EngineError, with the reason why it does not."""
+        """Wait until a pod's rank runs. Raises EngineError with the reason if it does not."""
         image_since: float | None = None
         while True:
             found = self._client.pod(container)
@@ -324,7 +326,7 @@ class PodLaunch:
                 raise EngineError("it was stopped before it had started")
 
     def cancel(self) -> None:
-        """Let `start` wait no longer."""
+        """Make `start` stop waiting."""
         self._cancelled.set()
 
 
@@ -333,7 +335,7 @@ class _Conflict(Exception):  # noqa: N818 - an answer
 
 
 class _LogStream:
-    """Bytes of a log as they come."""
+    """Bytes of a log as they arrive."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse) -> None:
         self._response = response
@@ -343,7 +345,7 @@ class _LogStream:
             yield data
 
     def close(self) -> None:
-        """End a wait for more in another thread."""
+        """End another thread's wait for more."""
         with contextlib.suppress(*_BROKEN):
             self._response.shutdown()
 

@@ -37,7 +37,7 @@ class PodEngine(LabelledEngine):
             self._looking = self._task(self._look())
 
     async def _look(self) -> None:
-        """Let the threads of ranks that do not run any more learn of it."""
+        """Notify the threads of ranks that no longer run."""
         while self._watched:
             await asyncio.sleep(self._look_seconds)
             try:

@@ -58,7 +58,7 @@ class Mount(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PodOptions:
-    """Limits of the ranks of an attempt, and what they may use.
+    """Limits of the ranks of an attempt, and resources that they may use.
 
     fetch_image: with elastane, fetches code; "": image. user: UID or UID:GID, not root. memory_bytes, cpus,
     gpus: requests and limits at once; None: neither. gpu_resource: name of what is counted as GPUs; "": none.
@@ -106,7 +106,7 @@ def options_of(plan: AttemptPlan, options: PodOptions) -> PodOptions:
 
 
 def check_options(options: PodOptions) -> None:
-    """Refuse options that do not confine a rank, or that no cluster takes. Raises EngineError."""
+    """Refuse options that do not confine a rank, or that no cluster accepts. Raises EngineError."""
     if not options.image:
         raise EngineError("no image is named", hint="give the algorithm an image")
     if not _USER.fullmatch(options.user):
@@ -114,10 +114,11 @@ def check_options(options: PodOptions) -> None:
             f"ranks cannot run as {options.user!r}", hint="a user is UID or UID:GID as numbers, and not root"
         )
     if not _DNS_LABEL.fullmatch(options.namespace):
-        raise EngineError(f"{options.namespace!r} is no name of a namespace")
+        raise EngineError(f"{options.namespace!r} is not the name of a namespace")
     if options.gpu_resource and not _RESOURCE.fullmatch(options.gpu_resource):
         raise EngineError(
-            f"{options.gpu_resource!r} is no name of a resource", hint="it has a domain, as nvidia.com/gpu"
+            f"{options.gpu_resource!r} is not the name of a resource",
+            hint="it has a domain, as nvidia.com/gpu",
         )
     if options.cpus is not None and not options.cpus >= 0.001:
         raise EngineError(f"{options.cpus} processors are too few", hint="0.001 at least")
@@ -142,7 +143,7 @@ def check_options(options: PodOptions) -> None:
 
 
 def check_runner(runner: str) -> None:
-    """Refuse an id that no label holds. Raises EngineError."""
+    """Refuse an id that cannot be the value of a label. Raises EngineError."""
     if not _LABEL.fullmatch(runner):
         raise EngineError(
             f"the runner {runner!r} cannot be the value of a label",
@@ -151,7 +152,7 @@ def check_runner(runner: str) -> None:
 
 
 def check_secrets(plan: AttemptPlan, options: PodOptions) -> None:
-    """Refuse secrets that runs may not name, as all who submit runs could read them. Raises EngineError."""
+    """Refuse secrets that runs may not name: all who submit runs could read them. Raises EngineError."""
     for rank in plan.ranks:
         for variable, (secret, _) in rank.secret_keys.items():
             if secret not in options.run_secrets:
@@ -345,7 +346,7 @@ def _volumes(plan: AttemptPlan, options: PodOptions) -> list[Object]:
 
 
 def _resources(options: PodOptions) -> Object:
-    """Requests are limits: a rank is neither throttled nor killed for what others of its node use."""
+    """Return requests equal to limits: no rank is throttled or killed because of others on its node."""
     amounts: dict[str, str] = {}
     if options.memory_bytes is not None:
         amounts["memory"] = str(options.memory_bytes)
@@ -361,5 +362,5 @@ def _secret_variable(name: str, one: SecretKey) -> Object:
 
 
 def _literal(text: str) -> str:
-    """Return what Kubernetes makes this text of, which replaces $(NAME) and $$ in commands and variables."""
+    """Escape a text for Kubernetes, which replaces $(NAME) and $$ in commands and variables."""
     return text.replace("$", "$$")

@@ -53,7 +53,7 @@ class Start(NamedTuple):
 
 
 def state_of(pod: Object, now: float) -> ContainerState:
-    """Return how a rank is. now: seconds since the Unix epoch."""
+    """Return the state of a rank. now: seconds since the Unix epoch."""
     status = pod.get("status") or {}
     state = _state(pod, RANK_CONTAINER)
     if (ended := state.get("terminated")) is not None:
@@ -73,7 +73,7 @@ def state_of(pod: Object, now: float) -> ContainerState:
 
 
 def start_of(pod: Object) -> Start:
-    """Return how far the start of a rank has come."""
+    """Return the progress of a rank's start."""
     rank = _state(pod, RANK_CONTAINER)
     if rank.get("running") is not None or rank.get("terminated") is not None:
         return Start(has_started=True)
@@ -137,7 +137,7 @@ def _exit_code(ended: Object) -> int | None:
 
 
 def _disrupted_at(pod: Object) -> Iterator[float | None]:
-    """Yield when something asked for the end of a pod, each time; None: nobody knows when."""
+    """Yield each time at which the end of a pod was requested; None: time unknown."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     if (due := _seconds(metadata.get("deletionTimestamp"))) is not None:
         yield due - float(metadata.get("deletionGracePeriodSeconds") or 0)
@@ -171,7 +171,7 @@ def image_digest(pod: Object) -> str:
 
 
 def disruption(pod: Object) -> str:
-    """Return in words why the cluster has ended a pod; "" if it has not."""
+    """Return the reason, as text, for which the cluster ended a pod; "" if it did not."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     name = f"the pod {metadata['name']}"
     for condition in status.get("conditions") or ():
@@ -189,7 +189,7 @@ def _with_message(words: str, said: Object) -> str:
 
 
 def _is_abandoned(pod: Object, now: float) -> bool:
-    """True for a deleted pod whose end nobody will report."""
+    """True for a deleted pod whose end will never be reported."""
     due = _seconds(pod["metadata"].get("deletionTimestamp"))
     if due is None:
         return False

@@ -105,11 +105,11 @@ class ProcessEngine:
         return None
 
     def rank_folder(self, run: str, attempt: int, rank: int) -> Path:
-        """Return the folder that has the log of a rank, for `rank_logs`."""
+        """Return the folder with the log of a rank, for `rank_logs`."""
         return self._folder(run, attempt) / "ranks" / str(rank)
 
     def close(self) -> None:
-        """Watch no longer, and let another engine use the folder. The ranks go on."""
+        """Stop watching, and let another engine use the folder. The ranks continue."""
         loop = asyncio.get_running_loop()
         for watched in self._watched.values():
             if watched.handle is not None:
@@ -140,7 +140,7 @@ class ProcessEngine:
         await asyncio.shield(self._launching[attempt.run])
 
     async def adopt(self) -> list[AttemptRecord]:
-        """Find the attempts that are there; see `Engine`. What ended meanwhile is in the records only.
+        """Find existing attempts; see `Engine`. Ranks that ended meanwhile are only in the records.
 
         Raises EngineError after a launch: what is being launched would be taken back.
         """
@@ -205,7 +205,7 @@ class ProcessEngine:
     # ------------------------------------------------------------------ watch, stop, remove
 
     async def watch(self) -> AsyncIterator[RankEvent]:
-        """Yield what happens to ranks; see `Engine`."""
+        """Yield events of ranks; see `Engine`."""
         while True:
             yield await self._events.get()
 
@@ -228,7 +228,7 @@ class ProcessEngine:
             await asyncio.wait(late)
 
     async def remove(self, run: str, attempt: int) -> None:
-        """Delete what is stored of an attempt; see `Engine`. Raises EngineError while a rank runs."""
+        """Delete everything stored of an attempt; see `Engine`. Raises EngineError while a rank runs."""
         folder = self._folder(run, attempt)
         if run in self._launching or any(key[:2] == (run, attempt) for key in self._watched):
             raise EngineError(f"attempt {attempt} of {run} has not ended", hint="stop it first")

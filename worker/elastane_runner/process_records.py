@@ -1,4 +1,4 @@
-"""Files by which engine and shims know of each other, and the identities of processes.
+"""Files by which engine and shims communicate, and the identities of processes.
 
 The folder of an attempt has `plan.json` before any of its processes exists, `launched.json` when all of them
 do, `closed.json` from when no further one may be started, `stop.json` from when it is to end. The folder of a
@@ -73,7 +73,7 @@ def parents() -> dict[int, int]:
 
 
 class Marked(Enum):
-    """Whether a process was started with a mark. OVER: it has ended, or is the kernel's own.
+    """Whether a process was started with a mark. OVER: it has ended, or is a kernel thread.
 
     UNKNOWN: it is in an exec, and shows no variables until that is done.
     """
@@ -85,7 +85,7 @@ class Marked(Enum):
 
 
 class Survey(NamedTuple):
-    """One look at all processes for a mark.
+    """Result of one search of all processes for a mark.
 
     found: those that bear it. others: those that do not, or are over. is_whole: no process that bears it can
     have been missed.
@@ -97,7 +97,7 @@ class Survey(NamedTuple):
 
 
 def survey(mark: str, others: AbstractSet[int] = frozenset()) -> Survey:
-    """Look for the processes that were started with a mark. others: of the look before.
+    """Search for processes that were started with a mark. others: of the previous search.
 
     A process that was listed and is over when it is looked at may have left a child that was not listed. So
     a look is whole if all listed ones have shown their variables, but for those that the look before knew.
@@ -128,7 +128,7 @@ def has_mark(pid: int, mark: str) -> Marked:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write a file whole or not at all; what was there is replaced. Raises OSError."""
+    """Write a file atomically, replacing an existing one. Raises OSError."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     with unfinished.open("w") as file:
         json.dump(record, file)

@@ -1,4 +1,4 @@
-"""Progress of a launch's slow parts: set where the work is done, read for the master."""
+"""Progress of the slow parts of a launch: set by the working thread, read for the master."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ Tell = Callable[[str], None]
 
 
 def untold(words: str) -> None:
-    """Tell nobody."""
+    """Do nothing; for callers without progress reports."""
 
 
 class Progress:
-    """Whether a launch has progressed since the last look, and its present step."""
+    """Whether a launch has progressed since the last check, and its current step."""
 
     def __init__(self) -> None:
         self._words = ""
 
     def tell(self, words: str) -> None:
-        """Say what is being done. It has moved on."""
+        """Set the current step, and record that there was progress."""
         self._words = words
 
     def take(self) -> str:
-        """Return what was said last; "": nothing since the last call."""
+        """Return the last step; "": no progress since the last call."""
         words, self._words = self._words, ""
         return words

@@ -62,11 +62,11 @@ class LaunchCalls(Protocol):
         """Start a container, and return once it has started. Raises EngineError."""
 
     def cancel(self) -> None:
-        """Let `start` wait no longer, from another thread."""
+        """Make `start` stop waiting; called from another thread."""
 
 
 class RankClient(Protocol):
-    """Calls of what runs the ranks of one runner. Thread-safe."""
+    """Calls of the system that runs the ranks of one runner. Thread-safe."""
 
     def prepare(self, plan: AttemptPlan) -> LaunchCalls:
         """Check a plan, and return the calls by which it is launched. Raises EngineError."""
@@ -75,7 +75,7 @@ class RankClient(Protocol):
         """Return the containers that bear all these labels, ended ones too."""
 
     def state(self, container: str) -> ContainerState:
-        """Return what has become of a container. Raises ContainerMissingError."""
+        """Return the state of a container. Raises ContainerMissingError."""
 
     def log(self, container: str, *, follows: bool) -> AbstractContextManager[LogStream]:
         """Open the log of a container from its beginning, both streams in one.
@@ -90,10 +90,10 @@ class RankClient(Protocol):
         """
 
     def release(self, container: str) -> None:
-        """Let a container go whose end and log are recorded; it may be deleted from now on."""
+        """Release a container whose end and log are recorded; it may be deleted from now on."""
 
     def remove(self, run: str, attempt: int) -> None:
-        """Kill and delete the containers of an attempt, and all that belongs to them."""
+        """Kill and delete the containers of an attempt, and everything that belongs to them."""
 
     def close(self) -> None:
         """Close the connections."""

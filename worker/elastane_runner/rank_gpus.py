@@ -1,4 +1,4 @@
-"""Assignment of a machine's GPUs to ranks: as many as its slots are worth, free ones first.
+"""Assignment of a machine's GPUs to ranks: in proportion to their slots, free ones first.
 
 A script of stock DDP or Horovod takes the GPU that LOCAL_RANK numbers. So those ranks see the GPUs of all
 ranks of their launch here, each one's first GPU at its local rank; others see their own alone. Pure.
@@ -13,7 +13,7 @@ from elastane_common.gpus import least_used
 
 
 def gpus_for(gpus: Sequence[str], taken: Iterable[str], *, slots: int, slots_of_rank: int) -> list[str]:
-    """Return the GPUs of a rank that begins.
+    """Return the GPUs of a new rank.
 
     gpus: of the runner. taken: of the ranks that it has. slots: of the runner. slots_of_rank: of which this
     rank takes several. With more slots than GPUs some ranks share one.

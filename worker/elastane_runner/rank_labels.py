@@ -37,12 +37,12 @@ class RankLabels:
 
 
 def check_attempt(plan: AttemptPlan) -> None:
-    """Refuse what no engine can start. Raises EngineError."""
+    """Refuse a plan that no engine can start. Raises EngineError."""
     check_name(plan.run, "run")
     if plan.attempt < 1 or not plan.ranks:
         raise EngineError(f"attempt {plan.attempt} of {plan.run!r} has {len(plan.ranks)} ranks: from 1 each")
     if len({one.rank for one in plan.ranks}) < len(plan.ranks):
-        raise EngineError("two ranks have one number")
+        raise EngineError("two ranks have the same number")
     if plan.log_cap_bytes < CAP_BYTES_MIN:
         raise EngineError(
             f"a log of {plan.log_cap_bytes} bytes is too small", hint=f"{CAP_BYTES_MIN} at least"
@@ -78,7 +78,7 @@ def labels(runner: str, plan: AttemptPlan, rank: int) -> dict[str, str]:
 
 
 def read_labels(found: Mapping[str, str]) -> RankLabels | None:
-    """Return what labels say; None if they are not those of a rank."""
+    """Parse labels; None if they are not those of a rank."""
     try:
         read = RankLabels(
             run=found[RUN],
@@ -95,7 +95,7 @@ def read_labels(found: Mapping[str, str]) -> RankLabels | None:
 
 
 def is_whole(ranks: Iterable[int], started: Iterable[int]) -> bool:
-    """True if all ranks of an attempt were started; otherwise its launch was cut."""
+    """True if all ranks of an attempt were started; otherwise its launch was interrupted."""
     return set(ranks) <= set(started)
 
 

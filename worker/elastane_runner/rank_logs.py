@@ -76,7 +76,7 @@ async def follow(
 
 
 def size_bytes(folder: Path) -> int:
-    """Return how many bytes a rank has written so far, those that were dropped too."""
+    """Return how many bytes a rank has written so far, including dropped ones."""
     if (ended_bytes := _ended_bytes(folder)) is not None:
         return ended_bytes
     for offset in reversed(segment_offsets(folder)):

@@ -1,4 +1,4 @@
-"""One rank on this machine, as its folder and the kernel show it: its shim started, signalled, concluded.
+"""One rank on this machine, by its folder and the kernel: starts, signals and concludes its shim.
 
 All functions block; the engine calls them in threads.
 """
@@ -52,13 +52,13 @@ _KILL_SECONDS: Final = 5.0
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what every rank gets of the runner's environment; output is not held back in buffers."""
+    """Return the part of the runner's environment that every rank gets; output is unbuffered."""
     passed = {name: environ[name] for name in PASSED_VARIABLES if name in environ}
     return passed | {"PYTHONUNBUFFERED": "1"}
 
 
 class StartingRank:
-    """A shim that was started and has not answered yet. handle: its pidfd, for the caller to close.
+    """A started shim that has not answered yet. handle: its pidfd, to be closed by the caller.
 
     folder: of the rank; made here. mark: of the rank.
     """
@@ -83,7 +83,7 @@ class StartingRank:
             raise
 
     def tell(self, plan: RankPlan, code: Path, base: Mapping[str, str], log_cap_bytes: int) -> None:
-        """Tell the shim what to start. By a pipe: an environment is neither stored nor seen by `ps`.
+        """Send the start to the shim through a pipe: no environment is stored, and `ps` does not show it.
 
         code: folder that the rank starts in. base: variables that it gets beside its own.
         """
@@ -98,7 +98,7 @@ class StartingRank:
             pipe.write(json.dumps(start).encode())
 
     def wait(self) -> None:
-        """Wait until the rank has started. Raises EngineError with the shim's reason if it has not."""
+        """Wait until the rank has started. Raises EngineError with the shim's reason if it does not."""
         assert self.process.stdout is not None
         with self.process.stdout as pipe:
             answer = pipe.read().decode(errors="replace")
@@ -107,7 +107,7 @@ class StartingRank:
             raise EngineError(f"a rank was not started: {answer or errors or 'its shim was killed'}")
 
     def take_back(self) -> None:
-        """Kill what was started, the rank too, and record its end."""
+        """Kill everything that was started, including the rank, and record its end."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -124,7 +124,7 @@ def open_shim(folder: Path) -> int | None:
 
 
 def rank_record(folder: Path, rank: int) -> RankRecord:
-    """Return what the records say of a rank. One that is not known to have ended is RUNNING."""
+    """Return the record of a rank. A rank that is not known to have ended is RUNNING."""
     if not folder.exists():
         return RankRecord(rank=rank, state=RankState.WAITING)
     started_at = (read_record(folder / PROCESS) or {}).get("started")
@@ -144,7 +144,7 @@ def rank_record(folder: Path, rank: int) -> RankRecord:
 
 
 def conclude(folder: Path, rank: int, mark: str) -> RankRecord:
-    """Return how a rank ended whose shim is gone. If the shim was killed, kill and record what it left."""
+    """Return the end of a rank whose shim is gone. If the shim was killed, kill and record what it left."""
     if read_record(folder / EXIT) is None:
         kill_marked(mark)
         record = {"returncode": None, "stopped": False, "log_bytes": _log_bytes(folder), "ended": time.time()}
@@ -170,7 +170,7 @@ def end_now(folder: Path, rank: int, mark: str) -> RankRecord:
 
 
 def send(handle: int, number: signal.Signals) -> None:
-    """Signal a process by its pidfd; nothing if it is gone."""
+    """Signal a process by its pidfd; do nothing if it is gone."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(handle, number)
 

@@ -34,7 +34,7 @@ AskRun = Callable[[int], RunFacts]
 
 
 class RunOutcomes:
-    """Stores what launches have left. Used from one event loop.
+    """Stores the results of launches. Used from one event loop.
 
     ask: blocks; None: no records are written. registry: takes entries to MLflow; None: there is none.
     wait_seconds: before the next attempt, by the number of failed ones.
@@ -54,7 +54,7 @@ class RunOutcomes:
         self._tasks: dict[LaunchKey, asyncio.Task[None]] = {}
 
     def store(self, launch: Launch) -> None:
-        """Begin to store the logs of a launch of which nothing lives, unless that was done."""
+        """Begin to store the logs of an ended launch, unless that was done."""
         if launch.record.uploaded or not launch.record.artifact_url or launch.key in self._tasks:
             return
         work = self._repeated(launch, "logs are not stored yet", self._store_logs)
@@ -69,7 +69,7 @@ class RunOutcomes:
             await self._repeated(launch, "the run's record is not written yet", self._record)
 
     async def close(self) -> None:
-        """Stop storing; the next runner continues."""
+        """Stop storing; the next runner will continue."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -128,7 +128,7 @@ class RunOutcomes:
         launch.save()
 
     def _log(self, launch: Launch, rank: int, prior: IO[bytes]) -> Iterator[bytes]:
-        """Yield the log of a rank, that of all its tries."""
+        """Yield the log of a rank, of all its tries."""
         while chunk := prior.read(1 << 20):
             yield chunk
         newest = launch.record.unit_of(rank)

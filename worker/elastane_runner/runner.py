@@ -1,4 +1,4 @@
-"""A runner: attends the master, and carries out what it says with an engine.
+"""A runner: attends the master, and carries out its messages with an engine.
 
     Prepare ──▶ code, secrets, ports ──▶ Prepared         `launching`, in a thread
     Start   ──▶ engine.launch ──▶ RankChanged             as the engine tells it
@@ -132,7 +132,7 @@ class Runner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def leave(self, reason: str, *, stops: bool) -> None:
-        """Take no new ranks, and end the session; the ranks go on, or are stopped first."""
+        """Accept no new ranks, and end the session; the ranks continue, or are stopped first."""
         self._stream.send(leaving=training_pb2.RunnerLeaving(reason=reason))
         if stops:
             await asyncio.gather(
@@ -158,13 +158,13 @@ class Runner:
                 self._begin(self._discard(attempt.run, attempt.attempt))
 
     async def _discard(self, run: str, attempt: int) -> None:
-        """Remove what no launch is known of: it was taken back, or its record is lost."""
+        """Remove attempts without a known launch: it was rolled back, or its record is lost."""
         with contextlib.suppress(EngineError):
             await self._engine.stop(run, attempt, 0.0)
         await self._remove(run, attempt)
 
     async def _remove(self, run: str, attempt: int) -> None:
-        """Let the engine delete what it has of an attempt, as soon as it answers."""
+        """Make the engine delete an attempt as soon as it answers."""
         while True:
             try:
                 await self._engine.remove(run, attempt)
@@ -299,7 +299,7 @@ class Runner:
         self._say_prepared(launch, ranks)
 
     def _give_gpus(self, launch: Launch, number: int) -> None:
-        """Choose the GPUs of a rank, if ranks have some of their own here."""
+        """Choose the GPUs of a rank, if ranks get separate GPUs here."""
         if self._settings.launch.gpus is None:
             return
         launch.record.gpus.pop(number, None)  # of the try before
@@ -316,7 +316,7 @@ class Runner:
         )
 
     async def _end_older(self, launch: Launch) -> None:
-        """End launches of the same run that the master has given up: no two of them live at a time."""
+        """End launches of the same run that the master has given up: at most one may be alive."""
         older = [
             one
             for one in self._launches.values()
@@ -340,7 +340,7 @@ class Runner:
         )
 
     def _host(self, launch: Launch, rank: int) -> str:
-        """Return where other ranks reach this one."""
+        """Return the host at which other ranks reach this one."""
         settings = self._settings.launch
         return settings.pod_host(launch.record.unit_of(rank), rank) if settings.pod_host else settings.host
 
@@ -399,7 +399,7 @@ class Runner:
     # ------------------------------------------------------------------ failures
 
     def _not_launched(self, launch: Launch, ranks: Iterable[int], error: Exception) -> None:
-        """Say that ranks were not started: as a failed launch if nothing else of it is here."""
+        """Report that ranks were not started: as a failed launch if there are no other ranks of it here."""
         permanent = isinstance(error, (LaunchError, EngineError)) and error.is_permanent
         _log.warning("a launch failed", run=launch.key.run_id, reason=str(error), permanent=permanent)
         if (preparation := self._preparations.get(launch.key)) is not None:
@@ -440,7 +440,7 @@ class Runner:
             self._stream.send(stopped=training_pb2.RunnerStopped(attempt=attempt_of(launch.key)))
 
     def _tell_gone(self, launch: Launch, rank: int) -> None:
-        """Say that nothing of a rank is here."""
+        """Report that a rank does not exist here."""
         one = launch.ranks.get(rank)
         if one is None or one.state != "exited":
             one = Rank(rank)
@@ -448,7 +448,7 @@ class Runner:
         self._tell(launch, one)
 
     async def _stop(self, launch: Launch, grace_seconds: float, ranks: list[int] | None = None) -> None:
-        """End ranks (None: all of the launch), whatever stage they are in, and return when they are gone."""
+        """End ranks (None: all of the launch), whatever their stage, and return when they are gone."""
         if ranks is None:
             launch.stopping = True
         mine = [rank for rank in launch.record.tries if ranks is None or rank in ranks]
@@ -513,7 +513,7 @@ class Runner:
             self._ended(launch)
 
     def _ended(self, launch: Launch) -> None:
-        """Nothing of a launch lives here: what it has left is stored."""
+        """Store the results of a launch that has ended here."""
         if (preparation := self._preparations.pop(launch.key, None)) is not None:
             preparation.release()
         self._progress.pop(launch.key, None)
@@ -536,7 +536,7 @@ class Runner:
     # ------------------------------------------------------------------ internals
 
     def _is_stale(self, key: LaunchKey) -> bool:
-        """Remember the newest fence of each run, and refuse what bears an older one."""
+        """Remember the newest fence of each run. Refuses an older one, and returns True."""
         newest = max(key.fence, self._fences.pop(key.run_id, 0))
         self._fences[key.run_id] = newest
         if len(self._fences) > _FENCES_MAX:
@@ -548,7 +548,7 @@ class Runner:
     def _begin(
         self, work: Coroutine[Any, Any, None], launch: Launch | None = None, ranks: Iterable[int] = ()
     ) -> None:
-        """Do something in the background; ranks of a launch are busy meanwhile."""
+        """Run a coroutine in the background; ranks of a launch are busy meanwhile."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         places = [(launch.key, rank) for rank in ranks] if launch is not None else []

@@ -1,4 +1,4 @@
-"""Secrets of a run, read from files that the runner's operator has put into one folder.
+"""Secrets of a run, read from files in a folder of the runner's operator.
 
 Their values are in the environment of the run's ranks and nowhere else: neither in records, logs and errors
 nor in arguments.

@@ -216,7 +216,7 @@ class _Shim:
 
 
 def _become(shim: int, libc: ctypes.CDLL, wait: int, output: int, start: Mapping[str, Any]) -> None:
-    """Be the rank. Does not return."""
+    """Become the rank. Does not return."""
     try:
         signal.set_wakeup_fd(-1)
         os.setsid()

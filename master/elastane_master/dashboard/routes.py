@@ -233,7 +233,7 @@ class DashboardRoutes:
         """Raise Rejection for a caller without a certificate where one is needed."""
         transport = request.transport
         if self._certificate and not (transport and transport.get_extra_info("peercert")):
-            raise unauthenticated("this master lets nobody in without a client certificate")
+            raise unauthenticated("this master requires a client certificate")
 
     # ---------------------------------------------------------------- actions
 

@@ -83,7 +83,8 @@ def conclude(ctx: DecisionContext) -> bool:
     life.end(
         ctx,
         "failed",
-        f"{majority.in_words(who, members)} {where}: {what or 'it cannot be said in what'}. {majority.CURE}",
+        f"{majority.in_words(who, members)} {where}: {what or 'the difference could not be determined'}."
+        f" {majority.CURE}",
     )
     return True
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 
 CURE = (
-    "A Python variable that lives across epochs, which a worker that joins later does not have, belongs into"
+    "A Python variable that lives across epochs, which a worker that joins later does not have, belongs in"
     " job.carry(...); what only the leader changes belongs behind the training; if neither is so, look at the"
     " hardware"
 )

@@ -14,7 +14,7 @@ from elastane_proto.job_settings import Determinism
 _NUMBERS = {
     "dataset_size": "the workers must see the same data set",
     "batch_size": "the batch size belongs to an EST, never to the number of workers",
-    "steps_per_epoch": "the loaders must be cut alike (drop_last, sampler, batch size)",
+    "steps_per_epoch": "the loaders must divide the data in the same way (drop_last, sampler, batch size)",
     "epochs": "start every worker with the same number of epochs",
 }
 
@@ -25,7 +25,7 @@ _OF_A_UNIT = ("name", "parameter_bytes", "buffer_bytes", "tie")
 _PINNED = {
     "instruction_set": "",
     "onednn": "",
-    "mkl": "; MKL shares code only between CPUs of one maker",
+    "mkl": "; MKL shares code only between CPUs of one vendor",
     "numpy_loops": "",
     "caches": "",
 }
@@ -129,7 +129,7 @@ def _compare_tensors(job: tuple[TensorSpec, ...], worker: tuple[TensorSpec, ...]
 
 def _compare_units(job: PipelineModel | None, worker: PipelineModel | None, name: str) -> None:
     """Compare names and sizes of units, which must be equal in all workers, but not measurements."""
-    hint = "cut the model alike in every worker: the same script, with the same arguments"
+    hint = "divide the model in the same way in every worker: use the same script with the same arguments"
     if job is None or worker is None:
         if job is not worker:
             raise _mismatch(name, "pipeline", _units_text(job), _units_text(worker), hint)

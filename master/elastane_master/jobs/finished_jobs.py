@@ -158,9 +158,9 @@ class FinishedJobs:
                 await self._delete_overdue()
             except (Rejection, StoreError, RedisError, OSError) as error:
                 # The store is unreachable, or another master leads: not urgent.
-                logger.info("finished jobs stay as they are for now", error=str(error))
+                logger.info("finished jobs cannot be closed or deleted for now", error=str(error))
             except Exception:  # whatever the error, continue with the other jobs
-                logger.exception("finished jobs could not be looked after")
+                logger.exception("finished jobs could not be closed or deleted")
 
     async def close_unused(self) -> None:
         """Close the jobs not requested for `close_seconds`."""

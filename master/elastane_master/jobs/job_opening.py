@@ -139,4 +139,4 @@ class JobOpening:
 
 def unreadable(name: str, error: StoreFormatUnknown) -> Damage:
     """Return the damage of a job whose stored state is complete but cannot be decoded."""
-    return Damage(JobKeys.of(name).snapshot, 0, f"what was read contradicts itself: {error}")
+    return Damage(JobKeys.of(name).snapshot, 0, f"the stored state is inconsistent: {error}")

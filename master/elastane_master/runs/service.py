@@ -260,7 +260,7 @@ class TrainingRuns(RunServerOwner):
                 self._jobs.clock.at_least(event.now)
         except Exception as error:  # bytes that were spoiled can contradict each other in any way
             unknown = error if isinstance(error, StoreFormatUnknown) else repr(error)
-            damage = Damage(JobKeys.of(RUNS).snapshot, 0, f"what was read contradicts itself: {unknown}")
+            damage = Damage(JobKeys.of(RUNS).snapshot, 0, f"the stored state is inconsistent: {unknown}")
             raise JobDamaged(RUNS, [damage]) from error
         return machine
 
@@ -286,7 +286,9 @@ class TrainingRuns(RunServerOwner):
                 try:
                     await server.submit(DataResolved(run.run_id, verdict, url, reason))
                 except (Rejection, StoreError, RedisError, MachineBroken) as error:
-                    logger.info("a dataset's news could not be recorded", run=run.run_id, error=str(error))
+                    logger.info(
+                        "a change of a dataset could not be recorded", run=run.run_id, error=str(error)
+                    )
             if waiting():
                 await asyncio.sleep(self.datasets.poll_seconds)
             else:
@@ -307,7 +309,7 @@ class TrainingRuns(RunServerOwner):
                 await server.submit(RunDeleted(run_id))
                 logger.info("finished run deleted", run=run_id, reason="kept no longer")
             except (Rejection, StoreError, RedisError, MachineBroken) as error:
-                logger.info("a finished run stays for now", run=run_id, error=str(error))
+                logger.info("a finished run could not be deleted yet", run=run_id, error=str(error))
 
     async def _keep_sweeping(self, server: RunServer) -> None:
         while True:
@@ -319,7 +321,7 @@ class TrainingRuns(RunServerOwner):
         try:
             await self.code_archives.sweep(server.confirm)
         except (ElastaneError, Rejection, StoreError, RedisError, OSError) as error:
-            logger.info("code archives stay for now", error=str(error))
+            logger.info("code archives could not be removed yet", error=str(error))
 
     def _archives_used(self) -> Collection[str]:
         if self._server is None:

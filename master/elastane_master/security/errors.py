@@ -11,7 +11,7 @@ class BadSecurityFile(Exception):
     """A file of tokens, certificates or a password cannot be used. Attributes: path, hint."""
 
     code = "ELA203"
-    hint = "mend the file; the text says what is wrong with it, never what is secret in it"
+    hint = "correct the file; the message says what is wrong with it, and never contains a secret"
 
     def __init__(self, path: object, why: str, hint: str = "") -> None:
         super().__init__(f"{path} cannot be used: {why}")
@@ -25,5 +25,5 @@ class InsecureListen(CannotListen):
     code = "ELA202"
     hint = (
         "give --tls-cert and --tls-key, and --token-file or --tls-client-ca; listen on 127.0.0.1; "
-        "or say --insecure if the network itself keeps everybody else out"
+        "or use --insecure if the network itself admits nobody else"
     )

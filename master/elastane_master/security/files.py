@@ -31,7 +31,7 @@ def read_file(path: Path) -> bytes:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise BadSecurityFile(path, error.strerror or str(error), "check its place and its rights") from error
+        raise BadSecurityFile(path, error.strerror or str(error), "check its path and permissions") from error
     if len(content) > FILE_BYTES_MAX:
         raise BadSecurityFile(path, f"it has more than {FILE_BYTES_MAX} bytes")
     return content

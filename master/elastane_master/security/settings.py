@@ -65,7 +65,8 @@ class SecuritySettings(BaseSettings):
             raise InsecureListen(listen, "other machines can reach it, and there is no TLS")
         if self.token_file is None and self.tls_client_ca is None:
             raise InsecureListen(
-                listen, "other machines can reach it, and anybody would be let in: no tokens, no client CA"
+                listen,
+                "other machines can reach it, and callers are not authenticated: no tokens, no client CA",
             )
 
 

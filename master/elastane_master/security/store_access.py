@@ -63,11 +63,15 @@ class StoreAccess:
                     read_file(path)  # fails now; at a connection it would be retried
                     arguments[name] = str(path)
         elif self.ca is not None or self.cert is not None:
-            raise BadSecurityFile(self.ca or self.cert, "the store is spoken to without TLS", "use rediss://")
+            raise BadSecurityFile(
+                self.ca or self.cert, "the connection to the store is not encrypted", "use rediss://"
+            )
         if self.password_file is not None:
             if parts.password:
                 raise BadSecurityFile(
-                    self.password_file, "the URL of the store has a password too", "take it out of the URL"
+                    self.password_file,
+                    "the URL of the store contains a password, too",
+                    "remove it from the URL",
                 )
             read_secret(self.password_file)
             arguments["url"] = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

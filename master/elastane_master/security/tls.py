@@ -153,7 +153,7 @@ class ServerTls:
         except (ssl.SSLError, OSError) as error:
             raise BadSecurityFile(
                 files.cert,
-                f"it is no certificate that fits the key {files.key}: {_reason(error)}",
+                f"it is not a certificate for the key {files.key}: {_reason(error)}",
                 "give a PEM chain with the server's own certificate first, and its key without a password",
             ) from error
         if files.client_ca is not None:
@@ -164,7 +164,7 @@ class ServerTls:
                 context.load_verify_locations(files.client_ca)
             except (ssl.SSLError, OSError) as error:
                 raise BadSecurityFile(
-                    files.client_ca, f"it holds no certificates of a CA: {_reason(error)}"
+                    files.client_ca, f"it contains no CA certificates: {_reason(error)}"
                 ) from error
         return context
 

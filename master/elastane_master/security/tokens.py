@@ -130,7 +130,7 @@ class TokenTable:
                 tuple(entry.owners),
             )
         if not entries:
-            raise BadTokenTable("it has no token: nobody could be let in")
+            raise BadTokenTable("it has no tokens: nobody could call this master")
         return cls(entries.items(), plain=any(entry.token for entry in file.token))
 
     def __len__(self) -> int:
@@ -156,7 +156,7 @@ def _checked_digest(entry: _Entry, which: str, names: set[str]) -> bytes:
     if entry.name in names:
         raise BadTokenTable(f"{which}: another token has this name")
     if not entry.roles or not (entry.jobs or _WITHOUT_JOBS.issuperset(entry.roles)):
-        raise BadTokenTable(f'{which}: without roles or jobs it is good for nothing; jobs = ["*"] means all')
+        raise BadTokenTable(f'{which}: it needs roles and jobs; jobs = ["*"] means all')
     if not all(0 <= number < float("inf") for number in msgspec.structs.astuple(entry.quotas)):
         raise BadTokenTable(f"{which}: a quota is a number from 0 on")
     if bool(entry.token) == bool(entry.sha256):

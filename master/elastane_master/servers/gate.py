@@ -80,7 +80,7 @@ class TokenFile:
         if self._table is None:
             return b"", ANYBODY
         if token is None:
-            raise unauthenticated("this master lets nobody in without a token")
+            raise unauthenticated("this master requires a token")
         digest = digest_of(token)
         return digest, self.owner(digest)
 
@@ -90,7 +90,7 @@ class TokenFile:
             return ANYBODY
         principal = self._table.find(digest)
         if principal is None:
-            raise unauthenticated("the token is not known here")
+            raise unauthenticated("this master does not know the token")
         return principal
 
     def refresh(self) -> bool:

@@ -122,7 +122,7 @@ def state_word(number: int) -> str:
     word = message_codec.enum_words(training_pb2.RunState.DESCRIPTOR).get(number)
     if word is None:
         raise Rejection(
-            "invalid_argument", f"{number} is no state of a run", hint="use RunState", field="states"
+            "invalid_argument", f"{number} is not a state of a run", hint="use RunState", field="states"
         )
     return word
 
@@ -140,7 +140,7 @@ def runner_joined(
     if message.kind not in (kinds := get_args(RunnerKind)):
         raise Rejection(
             "invalid_argument",
-            f"hello.kind: {message.kind[:40]!r} is no kind of runner",
+            f"hello.kind: {message.kind[:40]!r} is not a kind of runner",
             hint=f"one of {', '.join(kinds)}",
             field="hello.kind",
         )

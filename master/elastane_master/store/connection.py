@@ -257,7 +257,7 @@ def checked_store_url(url: str) -> str:
         raise BadStoreUrl(f"{without_password(url)!r} is not a URL of a store: {error}") from error
     if "sentinel" in parts.scheme:
         raise StoreIsSentinel(
-            f"{without_password(url)!r} names a Sentinel, which is not asked for its primary"
+            f"{without_password(url)!r} names a Sentinel; masters do not ask it for its primary"
         )
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise BadStoreUrl(f"{without_password(url)!r} is not a URL of a store")

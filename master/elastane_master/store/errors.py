@@ -58,7 +58,7 @@ class StoreError(Exception):
 
 class BadStoreUrl(StoreError, ValueError):
     code = "ELA211"
-    hint = "use redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix:///path/to/socket, or leave --store away"
+    hint = "use redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix:///path/to/socket, or omit --store"
 
 
 class BadJobName(StoreError, ValueError):
@@ -74,7 +74,8 @@ class StoreUnreachable(StoreError):
 class StoreRefused(StoreError):
     code = "ELA214"
     hint = (
-        "check the user, the password and their rights in --store; it must be a Redis or Valkey, no cluster"
+        "check the user, the password and their rights in --store;"
+        " it must be a single Redis or Valkey, not a cluster"
     )
 
 
@@ -86,8 +87,8 @@ class EmbeddedStoreFailed(StoreError):
 class StoreFormatUnknown(StoreError):
     code = "ELA216"
     hint = (
-        "start a master at least as new as the one that wrote the store, which is as it was; "
-        "spoiled bytes need a backup"
+        "start a master at least as new as the one that wrote the store, which was not changed; "
+        "corrupt data has to be restored from a backup"
     )
 
 
@@ -96,8 +97,8 @@ class JobTooNew(StoreFormatUnknown):
 
     code = "ELA435"
     hint = (
-        "start a master at least as new as the one that wrote it, or put back a backup from before the"
-        " upgrade; nothing of the job was touched, and `elastane repair` leaves it as it is"
+        "start a master at least as new as the one that wrote it, or restore a backup from before the"
+        " upgrade; nothing of the job was changed, and `elastane repair` leaves it as it is"
     )
 
     def __init__(self, job: str, found: tuple[int, int], known: tuple[int, int], *, key: str) -> None:
@@ -112,7 +113,7 @@ class JobTooNew(StoreFormatUnknown):
 
 class StoreReadOnly(StoreError):
     code = "ELA430"
-    hint = "name the primary that it copies in --store; a replica takes no writes"
+    hint = "name its primary in --store; a replica accepts no writes"
 
 
 class StoreIsCluster(StoreError):
@@ -140,8 +141,8 @@ class JobDamaged(StoreError):
 
     code = "ELA434"
     hint = (
-        "put the named keys back as they were and say `elastane repair JOB`;"
-        " or go on without what is lost: `elastane repair JOB --accept-loss`"
+        "restore the named keys and run `elastane repair JOB`;"
+        " or continue without what is lost: `elastane repair JOB --accept-loss`"
     )
 
     def __init__(self, job: str, damages: Sequence[Damage]) -> None:
@@ -168,14 +169,14 @@ def _form(form: tuple[int, int]) -> str:
 class StateDirInUse(StoreError):
     code = "ELA217"
     hint = (
-        "end that one, or name another --state-dir; masters that stand by for each other need a store of"
-        " their own: --store redis://HOST:PORT"
+        "stop that one, or name another --state-dir; masters that stand by for one another need a"
+        " separate store: --store redis://HOST:PORT"
     )
 
 
 class AnotherLeads(StoreError):
     code = "ELA218"
-    hint = "leave --no-standby away to wait until it is gone"
+    hint = "omit --no-standby to wait until it is gone"
 
 
 class Fenced(StoreError):

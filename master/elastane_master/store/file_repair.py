@@ -38,7 +38,7 @@ class FileRepair:
     async def _repair(self, error: str) -> None:
         while not await self._rewritten():
             await asyncio.sleep(LOOK_SECONDS)
-        logger.warning("the store could not write its file for a while, and writes it anew", error=error)
+        logger.warning("the store could not write its file for a while, and is rewriting it", error=error)
 
     async def _rewritten(self) -> bool:
         """True if the server has begun to rewrite its file, or never will."""
@@ -48,9 +48,7 @@ class FileRepair:
                 return False  # still full: a rewrite would fail, too
             await self._redis.bgrewriteaof()
         except NoPermissionError as refusal:
-            logger.error(
-                "the store's file may have a gap; let it be written anew: BGREWRITEAOF", why=str(refusal)
-            )
+            logger.error("the store's file may have a gap; rewrite it with BGREWRITEAOF", why=str(refusal))
         except (RedisError, OSError, TimeoutError):  # away, or at a rewrite that began before
             return False
         return True

@@ -53,7 +53,9 @@ def judge(said: Mapping[str, str], shown: str) -> StoreError | None:
     """Return the error that these fields of HELLO and of INFO memory imply, or None."""
     mode, role = said.get("mode", "standalone"), said.get("role", "master")
     if mode == "sentinel":
-        return StoreIsSentinel(f"{shown} is a Sentinel: it knows where the store is, and is none", url=shown)
+        return StoreIsSentinel(
+            f"{shown} is a Sentinel, which knows where the store is but stores nothing", url=shown
+        )
     if mode == "cluster":
         return StoreIsCluster(f"{shown} is a cluster; a master keeps its jobs on a single server", url=shown)
     if role not in _PRIMARY:
@@ -61,7 +63,7 @@ def judge(said: Mapping[str, str], shown: str) -> StoreError | None:
     limit, policy = said.get("maxmemory", "0"), said.get("maxmemory_policy", "noeviction")
     if limit != "0" and policy != "noeviction":
         return StoreMayEvict(
-            f"{shown} throws keys away when its {limit} bytes are full (maxmemory-policy {policy})",
+            f"{shown} evicts keys when its {limit} bytes are full (maxmemory-policy {policy})",
             url=shown,
             policy=policy,
         )

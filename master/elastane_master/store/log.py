@@ -271,7 +271,7 @@ class JobLog:
             self._fail(error)
             logger.error("another master took the job over", **error.facts)
         except JobDamaged as error:
-            logger.error("the store lost what nobody has any more", error=str(error), **error.facts)
+            logger.error("the store lost data that nobody can restore", error=str(error), **error.facts)
             self._fail(error)
         except Exception as error:  # a writer that died must say so to all who wait for it
             self._fail(LogBroken(f"the log of job {self.job} broke: {error!r}", job=self.job))
@@ -406,7 +406,7 @@ class JobLog:
         Also returns the damages: commits and events that are lost for good because they are no longer kept.
         """
         logger.error(
-            "the store lost acknowledged writes; it is given the whole state again",
+            "the store lost acknowledged writes; the whole state is written again",
             job=self.job,
             sequence=self.sequence,
             stored=standing.sequence,

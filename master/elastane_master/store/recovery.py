@@ -166,4 +166,4 @@ class _Reader:
     def _is_wrong(self, key: str, error: ResponseError) -> None:
         if "WRONGTYPE" not in str(error):
             raise error
-        self.damages.append(Damage(key, 1, "something else is stored at it; what it held is gone"))
+        self.damages.append(Damage(key, 1, "it holds something else; its own data is lost"))

@@ -178,7 +178,7 @@ def _examine_snapshot(job: str, keys: JobKeys, found: Found, whole: Whole) -> bo
             whole.damages.append(Damage(keys.snapshot, snapshot.sequence + 1, lost))
         whole.chain = Chain(snapshot.sequence)
     elif not link.fits(job, snapshot.state) or link.sequence != snapshot.sequence:
-        lost = "its bytes are spoiled, or another job's: the job's state is lost"
+        lost = "its bytes are corrupt, or belong to another job: the job's state is lost"
         whole.damages.append(Damage(keys.snapshot, 1, lost))
         return False
     else:
@@ -186,7 +186,8 @@ def _examine_snapshot(job: str, keys: JobKeys, found: Found, whole: Whole) -> bo
     whole.snapshot = snapshot.state
     if found.fence.sequence is not None and snapshot.sequence > last:
         lost = (
-            f"it ends at write {last}, the snapshot is of {snapshot.sequence}: it is older, or another job's"
+            f"it ends at write {last}, the snapshot is of {snapshot.sequence}:"
+            " it is older, or belongs to another job"
         )
         whole.damages.append(Damage(keys.fence, last + 1, lost))
     whole.sequence = max(whole.sequence, snapshot.sequence)
@@ -208,12 +209,15 @@ def _examine_log(job: str, keys: JobKeys, found: Found, whole: Whole) -> None:
             hole = Damage(keys.log, last + 1, f"writes {last + 1} to {end} are gone")
         elif last > end and log:
             lost = (
-                f"it ends at write {end}, the log at write {last}: it is older than the log, or another job's"
+                f"it ends at write {end}, the log at write {last}:"
+                " it is older than the log, or belongs to another job"
             )
             hole = Damage(keys.fence, end + 1, lost)
         elif fence.chain is not None and end and fence.chain != whole.chain:
             hole = Damage(
-                keys.fence, end, f"its checksum is not that of write {end}: it is another job's, or spoiled"
+                keys.fence,
+                end,
+                f"its checksum is not that of write {end}: it belongs to another job, or is corrupt",
             )
     if hole is not None:
         whole.damages.append(hole)
@@ -225,7 +229,7 @@ def _follow(job: str, keys: JobKeys, entry: Entry, whole: Whole) -> Damage | Non
         batch = decode_batch(entry.payload)
         link = batch.link
         if link is not None and (link.sequence != entry.number or not link.fits(job, _body(batch.body))):
-            raise StoreFormatUnknown("its bytes are spoiled, or another job's")
+            raise StoreFormatUnknown("its bytes are corrupt, or belong to another job")
         records = batch.records
     except StoreFormatUnknown as error:
         return Damage(keys.log, entry.number, f"write {entry.number} and those after it: {error}")

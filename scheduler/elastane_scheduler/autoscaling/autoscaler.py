@@ -1,4 +1,4 @@
-"""When a job is measured with another number of workers, changes to it, and goes back. Pure.
+"""When a job is measured with another number of workers, changes to it, and changes back. Pure.
 
     measure    the present rung, then one other: where the optimistic model says, else the neighbour
     scale      fit, jump to the best rung by the mode (objectives.py) if that pays what a change costs
@@ -79,7 +79,7 @@ Action = Literal["keep", "scale", "verify", "roll_back", "none"]
 
 
 class Rung(msgspec.Struct, frozen=True, array_like=True):
-    """What was measured with a number of workers. at: when."""
+    """Measurements with a number of workers. at: time of the measurement."""
 
     step_seconds: float
     steps: int
@@ -87,14 +87,14 @@ class Rung(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Bar(msgspec.Struct, frozen=True, array_like=True):
-    """A rung that is not tried before `until`. seconds: for how long it was barred."""
+    """A rung that must not be tried before `until`. seconds: how long it is barred."""
 
     until: float
     seconds: float
 
 
 class AutoscalerState(msgspec.Struct, frozen=True):
-    """What the autoscaler remembers; stored by the master.
+    """State of the autoscaler; stored by the master.
 
     now: latest time seen; a clock that steps back counts as standing still. target: workers asked for, 0:
     never decided. before: rung to go back to; 0: nothing is being verified. exploring: the target is only
@@ -120,7 +120,7 @@ class AutoscalerState(msgspec.Struct, frozen=True):
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """What is seen of a job at a step boundary.
+    """Measurements of a job at a step boundary.
 
     now: seconds since the epoch. ring_workers: that train. steps: of this ring that `step_seconds`, a median,
     rests on; settling_steps: before these. growth: factor by which the newer ones are longer than the older
@@ -145,7 +145,7 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What should be done. target: workers to ask for.
+    """Decision of the autoscaler. target: workers to ask for.
 
     action: "scale": to another target; "verify", "keep": as it is; "roll_back"; "none": nothing can be
     decided. seconds_before, seconds_after: of a step, before a change and predicted (or, going back,
@@ -167,7 +167,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def decide(state: AutoscalerState, mode: Mode, bounds: Bounds, seen: Measurement) -> Decision:
-    """Return what to do now; called every few steps, never while a change is in flight."""
+    """Return the decision for now; called every few steps, never while a change is in progress."""
     decision = _Look(state, mode, bounds, seen).decide()
     if isinstance(mode, Budget) and seen.ring_workers and not seen.worker_hour_micros:
         reason = f"{decision.reason}; a worker has no price: the budget cannot be kept"
@@ -178,7 +178,7 @@ def decide(state: AutoscalerState, mode: Mode, bounds: Bounds, seen: Measurement
 def ahead(
     state: AutoscalerState, mode: Mode, bounds: Bounds, seen: Measurement, looks_max: int = 60
 ) -> tuple[Decision, ...]:
-    """Return the decisions from a measurement on, if every step takes what is predicted or was measured.
+    """Return the decisions from a measurement on, if every step takes the predicted or measured time.
 
     The first is what `decide` says; further ones only where the target changes, the last one as it stays.
     """
@@ -274,7 +274,7 @@ class _Look:
         return self._choose()
 
     def _steps_missing(self) -> int:
-        """Return how many steps are missing until the present rung counts as measured, or can be judged."""
+        """Return how many more steps the present rung needs to count as measured, or to be judged."""
         seen = self.seen
         if self.state.before:
             return VERIFY_STEPS - seen.steps - seen.settling_steps
@@ -286,7 +286,7 @@ class _Look:
         return needed - seen.steps
 
     def _disturbed(self) -> str:
-        """Say for how long nothing is measured because of a straggler; "": it is measured.
+        """Return the reason for which a straggler keeps the job from being measured; "": it is measured.
 
         One that stays is how fast the job is: what was being verified is then kept without a verdict, and
         what was measured without it is no measure any more.
@@ -314,7 +314,7 @@ class _Look:
         self._set(rungs={}, barred={}, before=0, exploring=False, drifts=0)
 
     def _end_bars(self) -> None:
-        """Forget what was measured of a rung whose bar has ended, if it was out of the ordinary."""
+        """Discard the measurement of a rung whose bar has ended, if it was unusual."""
         for workers, bar in self.state.barred.items():
             known = self.state.rungs.get(workers)
             if known is None or bar.until > self.now or known.at > bar.until - bar.seconds:
@@ -326,7 +326,7 @@ class _Look:
                 self._set(rungs=others)
 
     def _note_drift(self) -> None:
-        """Forget what was measured if the present rung has become another one."""
+        """Discard all measurements if the present rung's step time has changed."""
         known = self.state.rungs.get(self.seen.ring_workers)
         if known is None or self.state.before:
             self._set(drifts=0)
@@ -345,7 +345,7 @@ class _Look:
         self._set(rungs=rungs)
 
     def _doubt(self) -> None:
-        """Forget the rung before if its median fell in a time in which this ring still settled."""
+        """Discard the previous rung if its median was measured while its ring still settled."""
         before, rungs = self.state.before, self.state.rungs
         if before in rungs and rungs[before].steps < 2 * self.seen.settling_steps:
             self._set(rungs={workers: one for workers, one in rungs.items() if workers != before})
@@ -360,7 +360,7 @@ class _Look:
         return possible(self.bounds.ests, samples)
 
     def _step_seconds(self, models: Models, workers: int) -> float:
-        """Return what was measured, else the least that is possible: what is not tried may be better."""
+        """Return the measured time, else the least possible one: an untried rung may be better."""
         known = self.state.rungs
         if workers in known:
             return known[workers].step_seconds
@@ -381,7 +381,7 @@ class _Look:
     # ------------------------------------------------------------------ decisions
 
     def _short(self) -> Decision:
-        """The ring has another size than asked for: workers are missing, or have still to leave."""
+        """Decide while the ring has not the requested size: workers are missing, or have yet to leave."""
         seen, state = self.seen, self.state
         self._set(drifts=0)  # of a ring of another size
         self._measured()
@@ -403,7 +403,7 @@ class _Look:
         )
 
     def _verify(self) -> Decision:
-        """The ring has the size that was jumped to, and enough steps."""
+        """Decide once the ring has its new size and has run enough steps."""
         state, seen = self.state, self.seen
         before, exploring = state.before, state.exploring
         models = self._models()
@@ -437,7 +437,7 @@ class _Look:
         return new > (1 + DRIFT_FRACTION) * old * -(-ests // workers) / -(-ests // before)
 
     def _is_worse(self, workers: int, seconds: float, before: int, seconds_before: float) -> bool:
-        """True if the rung before is better by the mode, by more than noise."""
+        """True if the previous rung is better by the mode, by more than noise."""
         if isinstance(self.mode, Efficiency):
             if workers > before:
                 return (
@@ -522,7 +522,7 @@ class _Look:
         return left * self.seen.step_seconds > EXPLORE_FACTOR * cost
 
     def _pays(self, models: Models, wanted: int) -> bool:
-        """True if a change gains more than noise; what it costs is in the choice already."""
+        """True if a change gains more than noise; its cost is already part of the choice."""
         seen, mode, situation = self.seen, self.mode, self.situation
         if isinstance(mode, Efficiency):
             grows = wanted > seen.ring_workers
@@ -535,7 +535,7 @@ class _Look:
         return _gain(mode, here, there, situation) > least
 
     def _pause(self) -> float:
-        """Return for how long no voluntary change is made yet."""
+        """Return the time for which no voluntary change may be made yet."""
         changes = self.state.changes
         if len(changes) >= CHANGES_MAX:
             return changes[-CHANGES_MAX] + HOUR_SECONDS - self.now
@@ -548,7 +548,7 @@ class _Look:
         return seconds
 
     def _same(self, action: Action, reason: str) -> Decision:
-        """Ask for as many as before; a job that has not decided yet stays so."""
+        """Ask for as many workers as before; a job without a decision stays without one."""
         return Decision(self.state, self.target, action, reason)
 
     def _meets(self, of: Outlook) -> bool:
@@ -587,7 +587,7 @@ class _Look:
 
 
 def _gain(mode: Mode, here: Outlook, there: Outlook, situation: Situation) -> float:
-    """Return what a change gains, as a part of what is still to be lost where it is."""
+    """Return the gain of a change, as a part of what can still be lost (time, cost or utility) without it."""
     assert here.left_seconds is not None and there.left_seconds is not None
     assert here.cost_micros is not None and there.cost_micros is not None
     time_gain = 1 - there.left_seconds / max(here.left_seconds, 1e-9)

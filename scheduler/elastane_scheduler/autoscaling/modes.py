@@ -1,8 +1,8 @@
-"""Modes of autoscaling: what the user of a job wants instead of a number of workers. Pure.
+"""Modes of autoscaling: goals that a user sets instead of a number of workers. Pure.
 
     efficiency[=THETA]         grow while each further worker gains more than THETA of the rate per worker
     utility=Y0,X0              the job is worth Y0 when done at once, nothing after X0, and falls linearly
-    utility=T1:U1,T2:U2,...    or what is worth by points, linear between them and constant outside
+    utility=T1:U1,T2:U2,...    or its worth by points, linear between them and constant outside
     budget=MONEY               the earliest end that costs no more, with what is spent
     deadline=TIME              the cheapest end in time
 
@@ -62,7 +62,7 @@ class Utility(msgspec.Struct, frozen=True, tag=True):
     linear: bool = False
 
     def at(self, seconds: float) -> float:
-        """Return what an end after so many seconds is worth."""
+        """Return the worth of an end after this many seconds."""
         points = self.points
         place = bisect_right(points, seconds, key=lambda point: point[0])
         if place == 0:
@@ -119,7 +119,7 @@ def parse_mode(text: str, now: float, *, currency: str = "", localize: Localize 
 
 
 def canonical(mode: Mode | None) -> str:
-    """Return the text from which `parse_mode` makes the same mode at any time; "" for none."""
+    """Return a text that `parse_mode` parses to the same mode at any time; "" for none."""
     match mode:
         case Efficiency(theta):
             return f"efficiency={theta!r}"
@@ -137,7 +137,7 @@ def canonical(mode: Mode | None) -> str:
 
 
 def as_sent(text: str, now: float, localize: Localize) -> str:
-    """Return a user's text as a master can read it at any time; "" for off. Raises InvalidSettings.
+    """Return a user's text in a form that a master can parse at any time; "" for off. Raises InvalidSettings.
 
     A budget keeps its currency, which only the master can compare with that of the job's prices.
     """
@@ -146,7 +146,7 @@ def as_sent(text: str, now: float, localize: Localize) -> str:
 
 
 def mode_text(text: str) -> str:
-    """Return a canonical text as people read it: a deadline as a time in UTC."""
+    """Format a canonical text for people: a deadline as a time in UTC."""
     if text.startswith("deadline="):
         return "deadline=" + time_text(float(text.removeprefix("deadline=")))
     return text or OFF

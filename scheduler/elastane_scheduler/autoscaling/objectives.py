@@ -1,4 +1,4 @@
-"""The best number of workers by a mode, for given times of a step. Pure.
+"""The best number of workers for a mode, with given step times. Pure.
 
     utility      most U(T(k)) - C(k), T(k) = elapsed + b t(k), C(k) = b t(k) k price       (Or et al., eq. 3)
     efficiency   the last rung with ((R - R_old) / (k - k_old)) / (R_old / k_old) > theta   (Or et al., eq. 1)
@@ -32,7 +32,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Situation(msgspec.Struct, frozen=True):
-    """What the objective depends on beside the speed.
+    """Inputs of the objective besides the speed.
 
     now: seconds since the epoch. elapsed_seconds: since the job was created. steps_left: None: unknown.
     worker_hour_micros: price of a worker for an hour, 0: none is known. spent_micros: by the job so far.
@@ -46,7 +46,7 @@ class Situation(msgspec.Struct, frozen=True):
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """What a number of workers leads to.
+    """Expected outcome with a number of workers.
 
     left_seconds: until the last step is done; None: unknown. cost_micros: of these; None: unknown.
     """
@@ -66,13 +66,13 @@ class Best(msgspec.Struct, frozen=True):
 
 
 def rungs_within(bounds: Bounds) -> tuple[int, ...]:
-    """Return the numbers of workers that may be chosen, ascending: those that pay, and the least allowed."""
+    """Return the numbers of workers that may be chosen, ascending: the worthwhile ones, and the minimum."""
     found = {rung for rung in ladder(bounds.ests) if bounds.workers_min <= rung <= bounds.workers_max}
     return tuple(sorted(found | {bounds.workers_min}))
 
 
 def outlook(workers: int, step_seconds: float, situation: Situation, delay_seconds: float = 0.0) -> Outlook:
-    """Return what a number of workers leads to. delay_seconds: before it trains, at its cost."""
+    """Return the expected outcome with a number of workers. delay_seconds: before it trains, at its cost."""
     if situation.steps_left is None:
         return Outlook(workers, step_seconds, None, None)
     left = situation.steps_left * step_seconds + delay_seconds
@@ -81,7 +81,7 @@ def outlook(workers: int, step_seconds: float, situation: Situation, delay_secon
 
 
 def value(mode: Mode, of: Outlook, situation: Situation, reserve: float = 0.0) -> tuple[float, ...]:
-    """Return what orders outlooks by a mode, larger is better; not of efficiency, which compares neighbours.
+    """Return a key that orders outlooks by a mode, larger is better; efficiency compares neighbours instead.
 
     reserve: part of the time and cost left that must stay free. The steps left must be known.
     """

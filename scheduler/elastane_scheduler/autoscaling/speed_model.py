@@ -1,4 +1,4 @@
-"""Seconds of a step by number of workers, fitted to what was measured. Pure and exact.
+"""Model of the seconds of a step by number of workers, fitted to measurements. Pure and exact.
 
     t(k) = ceil(N / k) c  +  al [k > 1]  +  be (k - 1)
 
@@ -26,7 +26,7 @@ class SpeedModel(msgspec.Struct, frozen=True):
     exchange_per_worker_seconds: float = 0.0
 
     def step_seconds(self, workers: int) -> float:
-        """Return the seconds of a step with so many workers."""
+        """Return the seconds of a step with this many workers."""
         ests_most, exchange, peers = _terms(self.ests, workers)
         return (
             ests_most * self.compute_seconds
@@ -57,7 +57,7 @@ def fitted(ests: int, samples: Sequence[Sample]) -> SpeedModel | None:
 
 
 def possible(ests: int, samples: Sequence[Sample]) -> tuple[SpeedModel, ...]:
-    """Return the models that the samples do not tell apart: of two rungs, al or be may be the reason."""
+    """Return all models that fit the samples equally well: with two rungs, al or be may be the reason."""
     orders = _ORDERS if len({sample.workers for sample in samples}) == 2 else _ORDERS[:1]
     return tuple(dict.fromkeys(_fitted(ests, samples, order) for order in orders)) if samples else ()
 

@@ -29,14 +29,14 @@ COLD_STARTS: Final = 2
 
 
 class SpotRung(msgspec.Struct, frozen=True):
-    """A number of workers that pays, and the seconds of a step with it."""
+    """A worthwhile number of workers, and the seconds of a step with it."""
 
     workers: int
     step_seconds: float
 
 
 class SpotMemory(msgspec.Struct, frozen=True):
-    """What a policy keeps between decisions; stored with the job.
+    """State of a policy between decisions; stored with the job.
 
     now_seconds: the latest time that was seen; a clock that steps back does not move it.
     began_seconds: of the first decision; None: there was none. steps_at_start: left at the first decision.
@@ -52,7 +52,7 @@ class SpotMemory(msgspec.Struct, frozen=True):
 
 
 class SpotView(msgspec.Struct, frozen=True):
-    """What a decision is made on.
+    """Inputs of a decision.
 
     now_seconds, deadline_seconds: of one clock. steps_left: of the whole job. rungs: numbers of workers that
     pay, within the job's bounds; none: no step was measured yet. spot_workers, on_demand_workers: that there
@@ -109,14 +109,14 @@ class SpotDecision(msgspec.Struct, frozen=True):
 
 
 class SpotPolicy(Protocol):
-    """Decides at least every `poll_seconds`. Never raises: a SpotView that is bad cannot be made."""
+    """Decides at least every `poll_seconds`. Never raises: an invalid SpotView cannot be created."""
 
     @property
     def name(self) -> str:
-        """As users write it."""
+        """Name of the policy, as users write it."""
 
     def decide(self, view: SpotView, memory: SpotMemory) -> SpotDecision:
-        """Return the targets, and what to hand in the next time."""
+        """Return the targets, and the memory to pass to the next call."""
 
 
 class WideSpot:
@@ -217,7 +217,7 @@ class UniformProgress:
 
 
 def _seen(view: SpotView, memory: SpotMemory) -> SpotMemory:
-    """Return the memory with the time that the decision is made at; it never goes back."""
+    """Return the memory with the time of the decision, which never goes back."""
     now = max(view.now_seconds, memory.now_seconds)
     began = now if memory.began_seconds is None else memory.began_seconds
     steps = memory.steps_at_start or view.steps_left  # unknown until a script has said them
@@ -231,7 +231,7 @@ def _fastest(rungs: Sequence[SpotRung], workers_max: float) -> SpotRung | None:
 
 
 def _widest(rungs: Sequence[SpotRung], workers: int) -> int:
-    """Return the workers of the fastest rung that so many reach; 0: they reach none."""
+    """Return the workers of the fastest rung that this many workers reach; 0: they reach none."""
     rung = _fastest(rungs, workers)
     return rung.workers if rung else 0
 
@@ -241,8 +241,8 @@ def _offered(view: SpotView, best: SpotRung) -> int:
 
 
 def _beside(view: SpotView, on_demand: int, workers: int) -> int:
-    """Return the spot workers beside so many on demand: what is missing, and until these are ready, what
-    there is."""
+    """Return how many spot workers to have beside this many on demand: the missing ones, and until those on
+    demand are ready, the present ones."""
     offered = workers if view.spot_offered is None else view.spot_offered
     reached = _widest(view.rungs, min(workers, on_demand + offered))
     missing = max(0, reached - on_demand)

@@ -1,4 +1,4 @@
-"""Times of a ring's steps: which of them count, and whether they have become longer. Pure."""
+"""Step times of a ring: which of them count, and whether they have become longer. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGER_FRACTION = 0.2
 
 
 def settled(times: Sequence[float]) -> Sequence[float]:
-    """Return the times without the first ones, in which a ring still settles: they are longer than the rest.
+    """Return the times without the first ones, which are longer because the ring still settles.
 
     times: in seconds, of a ring's steps from its beginning on.
     """
@@ -25,7 +25,7 @@ def settled(times: Sequence[float]) -> Sequence[float]:
 
 
 def growth(times: Sequence[float]) -> float:
-    """Return by which factor the newer half of the times is longer than the older half, by their medians."""
+    """Return the ratio of the newer half of the times to the older half, by their medians."""
     half = len(times) // 2
     older = statistics.median(times[:half]) if half else 0.0
     return statistics.median(times[half:]) / older if older > 0 else 1.0

@@ -57,7 +57,7 @@ Cause = Literal["compute", "data", "network"]
 
 
 class RateRatio(msgspec.Struct):
-    """The average of one worker's ratio, and what follows from it.
+    """Running average of one worker's ratio, and the resulting judgement.
 
     value: 0.0: no sample yet. samples: so far. slow, very_slow, usual: so many samples in a row with an
     average below SLOW_RATIO (after the first ones), with a sample below VERY_SLOW_RATIO, with an average from
@@ -74,7 +74,7 @@ class RateRatio(msgspec.Struct):
     is_straggler: bool = False
 
     def add(self, ratio: float, samples: int = 1) -> None:
-        """Add so many samples with a mean of `ratio`. What is no number above 0 changes nothing."""
+        """Add this many samples with a mean of `ratio`. A ratio that is not a number above 0 is ignored."""
         if samples < 1 or not (math.isfinite(ratio) and ratio > 0):
             return
         ratio, before = min(ratio, RATIO_MAX), self.value
@@ -95,7 +95,7 @@ class RateRatio(msgspec.Struct):
         self._judge(is_first=is_first)
 
     def _judge(self, *, is_first: bool) -> None:
-        """Decide whether the worker is a straggler now. is_first: by its first samples."""
+        """Decide whether the worker is a straggler now. is_first: these are its first samples."""
         if self.is_straggler:
             self.is_straggler = self.usual < LASTING_SAMPLES
         elif is_first:
@@ -145,7 +145,7 @@ class Usual(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a worker says of its steps, with each heartbeat. ests: that it hosts.
+    """A worker's report about its steps, sent with each heartbeat. ests: number that it hosts.
 
     est_rates: sum, over the steps measured since its process began, of ESTs per second; est_samples: their
     number.
@@ -159,14 +159,14 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What is known of a worker. cause: None: it is no straggler. ratio: its rate over that of its like."""
+    """Judgement of a worker. cause: None: no straggler. ratio: its rate over that of others of its type."""
 
     cause: Cause | None
     ratio: float
 
 
 class _Known(msgspec.Struct):
-    """A worker as last heard of.
+    """Last known state of a worker.
 
     samples, rates: of the steps that it has reported in this round, and the sum of their rates; reports: in
     this round.
@@ -214,7 +214,7 @@ class StragglerWatch:
     def heard(
         self, worker: str, session: str, report: Report, ring: Callable[[], Sequence[str]], generation: int
     ) -> Verdict | None:
-        """Take a report in and return what is known of the worker; None: too little.
+        """Process a report and return the judgement of the worker; None: too little is known.
 
         session: of the worker's stream; in another one its counters begin anew. ring: returns the members of
         the ring of `generation`; called once a round. A report with times that cannot be, of a worker outside

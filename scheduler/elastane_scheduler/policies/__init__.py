@@ -1,1 +1,1 @@
-"""Policies: who gets which devices. `catalogue` has them by name."""
+"""Scheduling policies: which job gets which devices. `catalogue` has them by name."""

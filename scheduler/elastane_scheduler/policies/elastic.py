@@ -1,4 +1,4 @@
-"""Lists for elastic jobs: in some order, each job gets the devices with which it is fastest. Pure."""
+"""Policies for elastic jobs: in some order, each job gets the devices with which it is fastest. Pure."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ elastic_srtf = by_key(shortest)
 
 
 def keep(view: View) -> Allocation:
-    """Leave running jobs alone; those that wait get what is free, the shortest first."""
+    """Leave running jobs unchanged; waiting jobs get free devices, the shortest first."""
     return _keep(view, grow=False)
 
 
 def keep_and_grow(view: View) -> Allocation:
-    """Take nothing from running jobs; those that wait come first, then the others grow if they gain by it."""
+    """Take nothing from running jobs; waiting jobs come first, then running ones grow if they gain by it."""
     return _keep(view, grow=True)
 
 
@@ -98,7 +98,7 @@ def _keep(view: View, *, grow: bool) -> Allocation:
 
 
 def settle(view: View, allocation: Allocation) -> Allocation:
-    """Return an allocation without changes that do not pay.
+    """Return an allocation without changes that are not worthwhile.
 
     A running job keeps what it has where that is still free, unless its own end, all costs charged, gets
     earlier.
@@ -117,5 +117,5 @@ def settle(view: View, allocation: Allocation) -> Allocation:
 
 
 def settled(rule: Rule) -> Rule:
-    """Return the rule without changes that do not pay."""
+    """Return the rule without changes that are not worthwhile."""
     return lambda view: settle(view, rule(view))

@@ -89,7 +89,7 @@ class FairShare:
             self._ends[state.name] = end
 
     def _forget(self, view: View) -> None:
-        """Ends of jobs that are over in both runs are dropped."""
+        """Drop ends of jobs that are over in both runs."""
         present = {state.name for state in view.jobs} | self._running.keys()
         if len(self._ends) > 2 * len(present) + PLAYED_MAX:
             self._ends = {name: end for name, end in self._ends.items() if name in present}

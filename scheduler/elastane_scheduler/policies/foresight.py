@@ -1,4 +1,4 @@
-"""Foresight: play what several rules propose forward, with every cost charged, and keep the best. Pure.
+"""Foresight: simulate the proposals of several rules, with every cost charged, and keep the best. Pure.
 
 Candidates are what the rules below give out now, and the two lists with their second to fifth job put first;
 each without changes that do not pay (`settle`). Every candidate is played forward under each of three rules,
@@ -145,14 +145,14 @@ class Foresight:
 
 
 def _later(score: float, best: float) -> str:
-    """By how much the jobs of a candidate end later, all together."""
+    """Return how much later the jobs of a candidate end, in total."""
     return "worse, cut off" if score == math.inf else f"{score - best:+.0f} s"
 
 
 def _scores(
     view: View, candidates: Sequence[_Candidate], detail: Sequence[int], limits: Limits, tails: Sequence[Rule]
 ) -> list[float]:
-    """The least score of each candidate under the rules that go on from it; infinite for those cut off."""
+    """Return each candidate's least score under the rules that follow; infinite for those cut off."""
     scores = [math.inf] * len(candidates)
     best, plays = math.inf, 0
     played = [view.jobs[index] for index in detail]

@@ -1,4 +1,4 @@
-"""Giving devices out one job after the other, and what a device type is worth meanwhile. Pure."""
+"""Allocation of devices to one job after another, and what a device type is worth meanwhile. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def total(counts: Sequence[Counts], types: int) -> Counts:
 
 
 def fits(counts: Counts, free: Counts) -> bool:
-    """Return whether `free` has all of `counts`."""
+    """Return whether `free` contains all of `counts`."""
     return all(a <= b for a, b in zip(counts, free, strict=True))
 
 
@@ -64,7 +64,7 @@ def uncontended(view: View) -> Allocation | None:
 
 
 def kept(view: View) -> tuple[Allocation, Counts]:
-    """Return what running jobs have, and what is free then.
+    """Return the devices that running jobs keep, and those left free.
 
     Where devices were taken away, the newest jobs have to give theirs up.
     """
@@ -81,7 +81,7 @@ def kept(view: View) -> tuple[Allocation, Counts]:
 
 
 def widest_in_order(view: View, order: Sequence[int]) -> Allocation:
-    """Give each job in order the devices with which it is fastest, out of what those before it have left."""
+    """Give each job in order the devices with which it is fastest, out of those that earlier jobs left."""
     allocation = nothing(view)
     prices = worth(view.jobs, view.offered)
     free = view.offered

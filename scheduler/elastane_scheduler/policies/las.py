@@ -1,4 +1,4 @@
-"""Least attained service, in two queues: who has had little goes before who has had much (Tiresias). Pure."""
+"""Least attained service, in two queues: jobs that have had little service go first (Tiresias). Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LeastAttainedService:
     name = "las"
 
     def decide(self, view: View) -> Decision:
-        """Give each job what it asks for, or nothing; asks again when a running job changes its queue."""
+        """Give each job its request or nothing; decide again when a running job changes its queue."""
         second = [state.service_at(view.now) >= THRESHOLD_DEVICE_SECONDS - _SLACK for state in view.jobs]
         allocation = all_requests(view)
         if allocation is None:

@@ -1,4 +1,4 @@
-"""A policy for each priority: jobs of a higher one are served first, the others share what is left. Pure."""
+"""A policy for each priority: jobs of a higher priority are served first, others share the rest. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastane_scheduler.view import Decision, Policy, View
 
 
 class PrioritizedPolicy:
-    """Lets a policy of its own share out devices among the jobs of each priority, the highest first."""
+    """Uses a separate policy for the jobs of each priority, the highest first."""
 
     def __init__(self, make: Callable[[], Policy]) -> None:
         self._make = make

@@ -1,4 +1,4 @@
-"""A policy for each queue, over the part of the pool that is the queue's now. Pure."""
+"""A policy for each queue, over the queue's current part of the pool. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastane_scheduler.view import Decision, Policy, View
 
 
 class QueuedPolicy:
-    """Divides the pool among queues and lets a policy of its own share each part out.
+    """Divides the pool among queues, and uses a separate policy for each part.
 
     Guaranteed devices go back to their queue at the first decision in which its jobs can use them. Jobs of
     queues that are not named form queues of weight 1 without a guarantee, in the order in which they appear.
@@ -31,7 +31,7 @@ class QueuedPolicy:
 
 
 class ByQueuePolicy:
-    """The same for the queues of each view, whose guarantees may be more than the pool has just now.
+    """The same for the queues of each view, whose guarantees may exceed what the pool has now.
 
     Those that come first are then served first. Where the view has no queues, one policy shares all out.
     """

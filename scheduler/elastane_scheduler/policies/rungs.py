@@ -1,4 +1,4 @@
-"""Growing all jobs together, a rung at a time: the job whose rung is worth most goes first. Pure.
+"""Growth of all jobs together, a rung at a time: the job whose next rung is worth most goes first. Pure.
 
 A rung is the next shorter step time that a job can reach with what it has and what is free. Jobs without
 devices come first, in the order of their arrival.
@@ -39,7 +39,7 @@ def next_rung(shape: Shape, devices: Counts, free: Counts, prices: tuple[float, 
 
 
 def grow_together(view: View, gain: Gain) -> Allocation:
-    """Give devices out, a rung at a time, to the job whose next rung has the largest gain.
+    """Allocate devices, a rung at a time, to the job whose next rung has the largest gain.
 
     Devices count alike, whatever their type, as in the published objectives.
     """

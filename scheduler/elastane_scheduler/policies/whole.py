@@ -1,4 +1,4 @@
-"""Jobs with all devices that they ask for, or none: one at a time, packing, backfill, shortest first.
+"""Policies that give jobs all requested devices or none: one at a time, packing, backfill, shortest first.
 
 Pure.
 """
@@ -14,20 +14,20 @@ from elastane_scheduler.view import Allocation, View
 
 
 def request_of(state: JobState, view: View) -> Counts:
-    """Return what the job asks for, or what there is of it at all."""
+    """Return the job's request, limited to the pool."""
     wanted = common(state.job.request, view.offered)
     return wanted if state.shape.step_seconds(wanted) < math.inf else state.job.request
 
 
 def requests(view: View) -> Allocation:
-    """Return what every job asks for, or what there is of it at all."""
+    """Return the requests of all jobs, limited to the pool."""
     asked = [state.job.request for state in view.jobs]
     largest = tuple(max([each[i] for each in asked], default=0) for i in range(len(view.offered)))
     return asked if fits(largest, view.offered) else [request_of(state, view) for state in view.jobs]
 
 
 def seconds_left(state: JobState, view: View) -> float:
-    """Return the seconds that the job needs with what it asks for."""
+    """Return the seconds that the job needs with the requested devices."""
     return state.remaining_at(view.now) * state.shape.step_seconds(request_of(state, view))
 
 
@@ -62,7 +62,7 @@ def packing(view: View) -> Allocation:
 
 
 def backfill(view: View) -> Allocation:
-    """As packing, but jobs overtake the first that waits where they do not delay its start (EASY)."""
+    """Like packing, but jobs may overtake the first waiting job if they do not delay its start (EASY)."""
     allocation, free = kept(view)
     head: int | None = None
     spare: Counts = free
@@ -108,7 +108,7 @@ def _reservation(view: View, allocation: Allocation, request: Counts, free: Coun
 
 
 def whole_in_order(view: View, order: list[int]) -> Allocation:
-    """Give each job in order what it asks for where that fits; those that do not fit are stopped."""
+    """Give each job in order its request if that fits; jobs that do not fit are stopped."""
     allocation, free = nothing(view), view.offered
     asked = requests(view)
     for index in order:
@@ -122,13 +122,13 @@ def whole_in_order(view: View, order: list[int]) -> Allocation:
 
 
 def all_requests(view: View) -> Allocation | None:
-    """Return what every job asks for, or None where that is too much."""
+    """Return the requests of all jobs, or None if they exceed the pool."""
     allocation = requests(view)
     return allocation if fits(total(allocation, len(view.offered)), view.offered) else None
 
 
 def srtf(view: View) -> Allocation:
-    """Run those with the least time left, with all devices that they ask for."""
+    """Run the jobs with the least time left, with all requested devices."""
     everything = all_requests(view)
     if everything is not None:
         return everything

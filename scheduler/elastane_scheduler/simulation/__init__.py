@@ -1,1 +1,1 @@
-"""Traces, played through a policy with a virtual clock. Pure: lines of text in, results out."""
+"""Simulation of policies on traces, with a virtual clock. Pure: lines of text in, results out."""

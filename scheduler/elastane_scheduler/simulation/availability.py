@@ -1,4 +1,4 @@
-"""Traces of spot availability: how many machines of a type could be had, at equal distances of time. Pure.
+"""Traces of spot availability: the number of available machines of a type, at regular intervals. Pure.
 
 The form is that of the public spot traces: JSON with `metadata.gap_seconds` and `data`.
 """
@@ -54,7 +54,7 @@ def read_availability(text: str, gap_seconds: float | None = None) -> Availabili
 
 
 def generate_availability(nodes: int, ticks: int, seed: int, gap_seconds: float = 300.0) -> Availability:
-    """Return a trace of our own: all nodes are there for hours, none or some for minutes to hours.
+    """Return a generated trace: all nodes are available for hours, none or some for minutes to hours.
 
     The same for the same seed. Raises InvalidSettings.
     """

@@ -15,7 +15,7 @@ GUESS_SECONDS_MIN = 60.0
 
 @dataclass
 class Beliefs:
-    """Makes what policies see of jobs.
+    """Builds the policies' view of jobs.
 
     sigma: remaining work is wrong by exp(sigma g), g normal, for each job anew. Of a job that has not said
     its steps it is believed that it has done half: it is ranked by the service that it has had.
@@ -32,7 +32,7 @@ class Beliefs:
             self._factors = {job.name: math.exp(self.sigma * rng.gauss(0, 1)) for job in jobs}
 
     def see(self, state: JobState, now: float) -> JobState:
-        """Return what a policy sees."""
+        """Return a policy's view."""
         if not state.job.known:
             left = state.remaining_at(now)
             guess = max(state.job.steps - left, self._least(state))

@@ -1,4 +1,4 @@
-"""A trace played through a policy: events, a virtual clock, every cost charged. Pure: one input, one result.
+"""Simulation of a policy on a trace: events, a virtual clock, all costs charged. Pure: one input, one result.
 
 At each arrival, end, change of the offer and time that the policy asked for, the policy decides about all
 jobs that are not over, and the changes take effect at once. With `rounds` it decides at multiples of the
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Rounds:
-    """Decisions at multiples of `seconds` alone; a first start costs, other changes do not."""
+    """Decisions only at multiples of `seconds`; a first start has a cost, other changes have none."""
 
     seconds: float
     start_seconds: float
@@ -110,7 +110,7 @@ class Simulation:
         )
 
     def run(self) -> Outcome:
-        """Play until all jobs are over, or none of those left can ever run."""
+        """Run until all jobs are over, or none of the remaining ones can ever run."""
         while self._pending or self._jobs:
             now = self._next()
             if now == math.inf:
@@ -193,7 +193,7 @@ class Simulation:
             )
 
     def costs_of(self, allocation: Allocation, now: float) -> Costs:
-        """Return what the changes of a decision cost: always the same here.
+        """Return the costs of a decision's changes: always the same here.
 
         A subclass may say otherwise, as where workers that start at once slow each other down. allocation: of
         the jobs that are not over, in their order, before any of its changes.

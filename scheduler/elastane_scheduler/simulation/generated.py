@@ -1,4 +1,4 @@
-"""A seeded trace of our own: bursts of jobs, short ones and a few long ones. Pure."""
+"""A generated trace with a seed: bursts of jobs, short ones and a few long ones. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that come and go: how many of a pool are offered when. Pure."""
+"""Devices that come and go: how many devices of a pool are offered at which time. Pure."""
 
 from __future__ import annotations
 

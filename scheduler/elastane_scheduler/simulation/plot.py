@@ -1,4 +1,4 @@
-"""A run as a picture: completion times of all policies, and the devices of each job over time. Pure.
+"""Drawing of a run: completion times of all policies, and the devices of each job over time. Pure.
 
 The SVG is written by hand: the charts need lines, rectangles and text, and nothing else of a plotting
 library.

@@ -1,4 +1,4 @@
-"""A job with a deadline, played through a trace of spot availability: what it costs, and when it ends. Pure.
+"""Simulation of a job with a deadline on a trace of spot availability: its cost, and its end. Pure.
 
 The policy decides at each tick of the trace. Machines that are asked for are paid for at once and train after
 a cold start; the others go on meanwhile, since workers come and go without a restart. When the trace has
@@ -32,7 +32,7 @@ _SAME_TIME = 1e-6
 
 @dataclass(frozen=True)
 class SpotJob:
-    """What is trained, and at which prices.
+    """A job, and its prices.
 
     ests: logical workers. work_hours: that it takes with `workers` workers, which is also what its cost on
     demand is counted for. spot_price: of a machine, in units of the price on demand. on_demand_max: machines
@@ -187,7 +187,7 @@ class _Run:
         )
 
     def _give_back(self, decision: SpotDecision, offered: int) -> None:
-        """Give machines back that are not wanted, as soon as those of the other class have joined."""
+        """Release unwanted machines as soon as those of the other class have joined."""
         spot = min(decision.spot_target, offered)
         if self.on_demand.ready(self.now) >= decision.on_demand_target:
             self.spot.give_back(spot)
@@ -211,7 +211,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class SpotRow:
-    """All starts of some traces with one deadline under one policy."""
+    """Results of all starts on some traces, with one deadline and one policy."""
 
     policy: str
     deadline: float

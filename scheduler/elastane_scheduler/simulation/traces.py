@@ -1,4 +1,4 @@
-"""Traces: lines of CSV to jobs, whatever wrote them. Pure; every refusal names the line.
+"""Traces: parsing of CSV of several formats into jobs. Pure; every refusal names the line.
 
 own        name,arrival_seconds,ests,steps,est_seconds[,mixes,preferred,workers_min,queue,weight,known]
 easyscale  name,time,application,max_parallelism,batch_size,epochs,enable_...,preferred_gpu, with a table of
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass
 class Workload:
-    """Jobs of a trace in the order of their lines, and what is worth knowing about how they were read."""
+    """Jobs of a trace in the order of their lines, and notices about how they were read."""
 
     jobs: list[Job] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)

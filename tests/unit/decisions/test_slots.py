@@ -78,7 +78,7 @@ def test_nothing_is_leased_before_a_model_is_registered_and_every_slot_is_served
     [
         (msgspec.structs.replace(MODEL, slots=8), "8 slots, and the job 4"),
         (msgspec.structs.replace(MODEL, tensors=(), tables=()), "no parameter"),
-        (msgspec.structs.replace(MODEL, tensors=MODEL.tensors * 2), "one name"),
+        (msgspec.structs.replace(MODEL, tensors=MODEL.tensors * 2), "the same name"),
         (msgspec.structs.replace(MODEL, dense_digest=b"short"), "SHA-256"),
         (
             msgspec.structs.replace(MODEL, tables=(msgspec.structs.replace(MODEL.tables[0], rows=0),)),
@@ -346,7 +346,7 @@ def test_a_snapshot_is_taken_once_for_a_life() -> None:
     # Said again, or of another life, it changes nothing.
     for again in (event, msgspec.structs.replace(event, slot=1, life=place.life + 1)):
         assert not job.do(msgspec.structs.replace(again, applied=names())).durable
-    with pytest.raises(Rejection, match="no set of applied tasks"):
+    with pytest.raises(Rejection, match="not a set of applied tasks"):
         job.do(msgspec.structs.replace(event, slot=1, applied=b"\xff"))
 
 

@@ -142,7 +142,7 @@ BROKEN = [
         "a.mul_",
         "after the step",
         "refused",
-        "ema is a copy of weights that was not given",
+        "ema is a copy of weights that was not passed",
         id="average not prepared",
     ),
     pytest.param(
@@ -265,7 +265,7 @@ BROKEN = [
         "break",
         "epoch variable",
         "differs",
-        "mean is made of a worker's mini-batches and decides when to stop",
+        "mean is computed from a worker's mini-batches and decides when to stop",
         id="a mean of the epoch",
     ),
     pytest.param(
@@ -297,7 +297,7 @@ BROKEN = [
         "no_sync",
         "distributed",
         "refused",
-        "no DDP wrapper",
+        "not a DDP wrapper",
         id="no_sync",
     ),
     pytest.param(
@@ -345,7 +345,7 @@ BROKEN = [
         "GradScaler()",
         "setup",
         "refused",
-        "scaler, a GradScaler, is not given to prepare",
+        "scaler, a GradScaler, is not passed to prepare",
         id="scaler",
     ),
     pytest.param(
@@ -353,7 +353,7 @@ BROKEN = [
         "StepLR",
         "setup",
         "refused",
-        "sched, a scheduler, is not given",
+        "sched, a scheduler, is not passed",
         id="scheduler",
     ),
     pytest.param(
@@ -381,7 +381,7 @@ BROKEN = [
         "manual_seed",
         "seeds",
         "refused",
-        "one process stands for several ranks",
+        "one process runs several ranks",
         id="seed plus rank between epochs",
     ),
     pytest.param(

@@ -46,7 +46,7 @@ def test_nothing_is_said_of_good_surroundings() -> None:
     [
         ({"packages": ["grpcio is 1.60, needed is >=1.85"]}, "ELA532", Severity.REFUSED, "grpcio is 1.60"),
         ({"clock_seconds": 86400.0}, "ELA533", Severity.REFUSED, "1970-01-02"),
-        ({"clock_kept": False}, "ELA533", Severity.NOTE, "nothing keeps the clock right"),
+        ({"clock_kept": False}, "ELA533", Severity.NOTE, "nothing synchronizes the clock"),
         ({"processes": 64}, "ELA526", Severity.NOTE, "64 processes"),
         ({"loopback": False}, "ELA534", Severity.REFUSED, "127.0.0.1"),
         ({"ports": 100}, "ELA534", Severity.NOTE, "only 100 ports"),

@@ -194,14 +194,14 @@ def test_a_number_of_instances_out_of_range_is_refused(instances: int) -> None:
         ({"endpoints": (*ENDPOINTS[:2], Endpoint("", 1))}, "no host"),
         ({"endpoints": (*ENDPOINTS[:2], Endpoint("h", 0))}, "port 0"),
         ({"master_port": 65536}, "port 65536"),
-        ({"chief": True}, "no chief"),
-        ({"parameter_servers": 1}, "no chief"),
+        ({"chief": True}, "neither a chief"),
+        ({"parameter_servers": 1}, "neither a chief"),
         ({"framework": Framework.HOROVOD}, "no rendezvous"),
         ({"framework": Framework.HOROVOD, "rendezvous": Endpoint("h", -1)}, "port -1"),
         ({"framework": Framework.ELASTANE}, "no address of a master"),
         ({"framework": Framework.TENSORFLOW, "parameter_servers": 3}, "no worker"),
         ({"framework": Framework.TENSORFLOW, "parameter_servers": -1}, "no worker"),
-        ({"framework": Framework.TENSORFLOW, "endpoints": ENDPOINTS[:1] * 3}, "one endpoint"),
+        ({"framework": Framework.TENSORFLOW, "endpoints": ENDPOINTS[:1] * 3}, "same endpoint"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(changed: dict[str, object], words: str) -> None:

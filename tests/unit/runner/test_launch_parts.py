@@ -118,7 +118,7 @@ def test_algorithms_have_a_command_and_a_folder_beside_their_file(tmp_path: Path
         ("[a]\n", "has no command"),
         ('[a]\ncommand = "x"\n', "array"),
         ('[a]\ncommand = ["x"]\nfoler = "y"\n', "foler"),
-        ('["a/b"]\ncommand = ["x"]\n', "cannot name"),
+        ('["a/b"]\ncommand = ["x"]\n', "cannot be the name"),
         ('[a]\ncommand = ["x"]\nfolder = "missing"\n', "is not there"),
         ("[a\n", "algorithms.toml"),
     ],

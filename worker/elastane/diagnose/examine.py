@@ -185,14 +185,14 @@ def _failure(
 ) -> ScriptFailedError:
     said = "\n".join(lines)
     if status is None:
-        message = f"the script was not through after {timeout_seconds:g} s"
-        hint = "give it more with --timeout, or less to do"
+        message = f"the script had not finished after {timeout_seconds:g} s"
+        hint = "raise --timeout, or give the script less to do"
     elif report is None:
         message = f"the script never called elastane.init ({status})"
         hint = "call elastane.init() first, job.prepare(...) and job.epochs(...)"
     elif status.returncode == 0:
         message = f"the script ended at stage {report.stage!r}, before its loader loop was examined"
-        hint = "the loop over the prepared loader must be reached and go on for a few steps"
+        hint = "the script must reach the loop over the prepared loader, and run a few steps of it"
     else:
         message, hint = f"the script failed ({status}) at stage {report.stage!r}", ""
     return ScriptFailedError(f"{message}\n{said}" if said else message, hint=hint, report=report)

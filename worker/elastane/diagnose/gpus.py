@@ -58,10 +58,10 @@ def judge_gpus(facts: GpuFacts) -> list[Finding]:
         todo = "start the container with its GPUs (docker run --gpus all), or unset the variable"
     elif not facts.build:
         what += ": it is a build without CUDA"
-        todo = "install torch from the index of its CUDA builds, or train on the CPU knowingly"
+        todo = "install a CUDA build of torch, unless you mean to train on the CPU"
     elif facts.visible is not None:
         what += f": {hidden}"
-        todo = "fine if so meant; else unset it"
+        todo = "fine if that is intended; otherwise unset it"
     else:
         what += f": {facts.error}" if facts.error else ""
         todo = "compare the driver (nvidia-smi) with the CUDA that torch was built for; look at the rights"

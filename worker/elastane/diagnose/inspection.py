@@ -66,7 +66,7 @@ class Inspection:
         for found in self._moved:
             self._tell_moved(found)
         if not run.backwards:
-            self._refused("step", f"the loop body of step {step} did no backward() through the model")
+            self._refused("step", f"the loop body of step {step} called no backward() through the model")
             return
         if not run.optimizer_steps:
             self._refused(
@@ -121,7 +121,7 @@ class Inspection:
                 "replay",
                 f"run again from the same state, step {step} differs in {found[0]}",
                 where=_some([located.name for located in self._moved]),
-                todo="register the generator: with its state put back too, the step was the same",
+                todo="register the generator: when its state was restored too, the step was the same",
             )
             return
         variables = loop_variables()
@@ -180,7 +180,7 @@ class Inspection:
         self._book.add(
             Severity.DIFFERS,
             "generator",
-            f"{found.name} is drawn from, and no EST context holds its state",
+            f"{found.name} is drawn from, and its state is in no EST context",
             where=found.name,
             todo=f"{found.suggestion} before prepare, or draw from the global generators",
         )

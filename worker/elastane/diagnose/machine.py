@@ -132,9 +132,9 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
         say(
             "ELA522",
             Severity.NOTE,
-            f"equality with stock DDP was shown with torch {TORCH_TESTED}, here is {facts.torch}",
+            f"equality with stock DDP was shown with torch {TORCH_TESTED}; installed is {facts.torch}",
             "torch",
-            "prove it with `elastane verify`",
+            "check with `elastane verify`",
         )
     if not facts.numpy:
         say(
@@ -205,7 +205,7 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
             Severity.DIFFERS,
             f"GPUs of different models: {', '.join(dict.fromkeys(facts.devices))}",
             "devices",
-            "use those of one model (CUDA_VISIBLE_DEVICES); no level makes two models agree",
+            "use GPUs of one model (CUDA_VISIBLE_DEVICES); no determinism level makes different models agree",
         )
     for name, value in facts.arithmetic.items():
         say(

@@ -77,8 +77,8 @@ def _failure(status: ExitStatus | None, lines: list[str], timeout_seconds: float
     said = "\n".join(lines)
     hint = ""
     if status is None:
-        message = f"the script was not through after {timeout_seconds:g} s"
-        hint = "give it more with --timeout, or measure fewer --steps"
+        message = f"the script had not finished after {timeout_seconds:g} s"
+        hint = "raise --timeout, or measure fewer --steps"
     elif status.returncode == 0:
         message = f"the script never called job.prepare_pipeline ({status})"
         hint = "call elastane.init() first, then job.prepare_pipeline(...)"

@@ -85,12 +85,12 @@ def _ask_master(address: str, timeout_seconds: float) -> tuple[str, list[Finding
             reply, _ = call(health_pb2.HealthCheckRequest(), timeout=timeout_seconds)
     except grpc.RpcError as error:
         said = error.details() or str(error.code())
-        todo = "is it a master? does one side alone speak TLS (ELASTANE_TLS_CA)? is a proxy between?"
+        todo = "is it a master? does only one side use TLS (ELASTANE_TLS_CA)? is there a proxy in between?"
         return "connects, does not answer", [fault("ELA401", f"no answer: {said}", todo)], False
     except ElastaneError as error:
         return str(error.args[0]), [fault(error.code, str(error.args[0]), error.hint)], False
     if reply.status != health_pb2.HealthCheckResponse.SERVING:
-        todo = "name the master that leads too; if none does: look at its log and its store"
+        todo = "name the leading master, too; if none leads, check its log and its store"
         return "answers, does not serve", [fault("ELA541", "it stands by, or has no store", todo)], False
     try:
         with MasterClient(address, timeout_seconds=timeout_seconds) as client:
@@ -162,8 +162,8 @@ def judge_store(facts: StoreFacts) -> list[Finding]:
         say(
             "ELA552",
             Severity.DIFFERS,
-            "it keeps no append-only file: a restart of it forgets what was acknowledged",
-            "CONFIG SET appendonly yes, and in its configuration",
+            "it has no append-only file: when it restarts, acknowledged writes are lost",
+            "CONFIG SET appendonly yes, also in its configuration file",
         )
     elif facts.appendfsync in ("everysec", "no"):
         say(
@@ -176,7 +176,7 @@ def judge_store(facts: StoreFacts) -> list[Finding]:
         say(
             "ELA552",
             Severity.DIFFERS,
-            f"it throws keys away when memory is short (maxmemory-policy {facts.eviction})",
+            f"it evicts keys when memory is short (maxmemory-policy {facts.eviction})",
             "CONFIG SET maxmemory-policy noeviction",
         )
     if abs(facts.offset_seconds) > CLOCK_SECONDS_MAX:

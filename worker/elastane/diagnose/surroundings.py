@@ -89,7 +89,7 @@ def judge_surroundings(facts: SurroundingFacts, master: str = "") -> list[Findin
         say(
             "ELA533",
             Severity.NOTE,
-            "the kernel says that nothing keeps the clock right",
+            "the kernel reports that nothing synchronizes the clock",
             "clock",
             "start chrony or systemd-timesyncd; on a virtual machine the host may do it",
         )
@@ -97,7 +97,7 @@ def judge_surroundings(facts: SurroundingFacts, master: str = "") -> list[Findin
         say(
             "ELA526",
             Severity.NOTE,
-            f"{facts.processes} processes and threads are all there may be here",
+            f"{facts.processes} processes and threads is the limit here",
             "ulimit -u, pids.max",
             "raise it: each worker and data worker has dozens of threads",
         )
@@ -117,7 +117,7 @@ def judge_surroundings(facts: SurroundingFacts, master: str = "") -> list[Findin
             Severity.NOTE,
             f"something listens at 127.0.0.1:{MASTER_PORT}, a master's default",
             "ports",
-            "if it is no master of yours: give another one --listen, and commands --master",
+            "if it is not your master: start yours with another --listen, and name it with --master",
         )
     if facts.unreached:
         say(
@@ -131,7 +131,7 @@ def judge_surroundings(facts: SurroundingFacts, master: str = "") -> list[Findin
         say(
             "ELA528",
             Severity.NOTE,
-            f"the name of this host stands for {facts.address}, at which no other machine reaches it",
+            f"the name of this host stands for {facts.address}, where no other machine can reach it",
             "/etc/hosts",
             "for rings of several machines set ELASTANE_STORE_HOST",
         )
@@ -140,9 +140,9 @@ def judge_surroundings(facts: SurroundingFacts, master: str = "") -> list[Findin
         say(
             "ELA535",
             Severity.NOTE,
-            f"gRPC goes by the proxy {_without_password(facts.proxy)} to the master",
+            f"gRPC uses the proxy {_without_password(facts.proxy)} to the master",
             "http_proxy",
-            "add the master's host to no_proxy, unless the proxy passes HTTP/2 on",
+            "add the master's host to no_proxy, unless the proxy supports HTTP/2",
         )
     return found
 
@@ -165,7 +165,7 @@ def unmet_requirements() -> list[str]:
             unmet.append(f"{requirement.name} is not installed")
             continue
         if not requirement.specifier.contains(version, prereleases=True):
-            unmet.append(f"{requirement.name} is {version}, needed is {requirement.specifier}")
+            unmet.append(f"{requirement.name} is {version}; required is {requirement.specifier}")
     return unmet
 
 

@@ -59,7 +59,7 @@ def refuse_rank_seed(place: str) -> SystemExit:
     The error is printed here, as no error handler may be installed yet.
     """
     error = RankSeedError(
-        f"a seed is computed from job.rank in {place}, where one process stands for several ranks",
+        f"a seed is computed from job.rank in {place}, where one process runs several ranks",
         hint=(
             "elastane.init(seed=S) gives EST r the seed S + r from prepare on; to seed later, do it under "
             "`for rank in job.each_rank():`"

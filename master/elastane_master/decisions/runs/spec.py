@@ -280,7 +280,11 @@ def _parameters(parameters: dict[str, str], limits: SpecLimits) -> Iterator[Prob
     for name, value in parameters.items():
         where = f"parameters[{_shown(name)}]"
         if not _VARIABLE.fullmatch(name):
-            yield where, "is no name of a variable", "capital letters, digits and underscores, no digit first"
+            yield (
+                where,
+                "is not the name of a variable",
+                "capital letters, digits and underscores, no digit first",
+            )
         elif is_reserved(name):
             yield where, "is set by the service, or decides what is executed", "choose another name"
         elif "\0" in value:

@@ -72,8 +72,11 @@ def _require_valid(model: SlotModel) -> None:
     names = [one.name for one in model.tensors] + [one.name for one in model.tables]
     faults = [
         (not names, "it has no parameter"),
-        (len(set(names)) < len(names) or "" in names, "two parameters have one name, or one has none"),
-        (len(model.dense_digest) not in (0, DIGEST_BYTES), "its digest is no SHA-256"),
+        (
+            len(set(names)) < len(names) or "" in names,
+            "two parameters have the same name, or one has no name",
+        ),
+        (len(model.dense_digest) not in (0, DIGEST_BYTES), "its digest is not a SHA-256 digest"),
     ]
     for tensor in model.tensors:
         sizes = (*tensor.shape, *tensor.strides)
@@ -88,4 +91,4 @@ def _require_valid(model: SlotModel) -> None:
         )
     for is_wrong, what in faults:
         if is_wrong:
-            raise Rejection("invalid_argument", f"no model is like this: {what}", field="model")
+            raise Rejection("invalid_argument", f"invalid model: {what}", field="model")

@@ -30,7 +30,7 @@ def decoded(applied: bytes) -> AppliedSet:
         return AppliedSet.decode(applied) if applied else AppliedSet()
     except ShardsError as error:
         raise Rejection(
-            "invalid_argument", f"no set of applied tasks: {error}", hint=error.hint, field="applied"
+            "invalid_argument", f"not a set of applied tasks: {error}", hint=error.hint, field="applied"
         ) from error
 
 

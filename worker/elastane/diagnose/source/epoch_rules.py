@@ -59,17 +59,17 @@ def _origin(carried: Carried) -> tuple[tuple[str, str], str]:
             "is computed from the model between epochs",
             ("a worker that joins in the middle of an epoch computes it from the weights of that step"),
         )
-        return what, f"{carry}; a module is passed to prepare instead, and set there by load_state_dict"
+        return what, f"{carry}; pass a module to prepare instead, and set its weights by load_state_dict"
     if carried.origin == "turns":
         what = (
-            "is made of a worker's mini-batches",
-            ("a worker has those of all ranks that it hosts, DDP's ranks each their own"),
+            "is computed from a worker's mini-batches",
+            ("a worker has those of all ranks that it hosts, each rank of DDP only its own"),
         )
-        return what, "compute it from what all workers have alike: evaluate the whole set in each worker"
+        return what, "compute it from what is the same in all workers: evaluate the whole set in each worker"
     lost = (
         ""
         if carried.kind == "kept" or is_attribute(carried)
-        else ", and from a checkpoint the job does not go on"
+        else ", and the job cannot continue from a checkpoint"
     )
     return ("lives across epochs", f"a worker that joins later does not have it{lost}"), carry
 
@@ -81,7 +81,7 @@ def _breaks(loop: ast.For, notes: Notes, noted: set[int]) -> None:
                 Severity.NOTE,
                 "break",
                 leave,
-                "a break out of job.epochs: the job ends well when all workers do it in the same epoch",
+                "a break out of job.epochs: this is correct only if all workers do it in the same epoch",
                 "decide it from what all workers have alike: the evaluated model, and values of "
                 "job.carry(...)",
             )
@@ -106,10 +106,9 @@ def _draws(script: Script, loop: ast.For, notes: Notes) -> None:
                     "between epochs",
                     node,
                     f"{name_of(node.func)} draws between epochs, as many numbers as it happens to need: "
-                    "it is "
-                    "not known what each rank would have drawn",
+                    "what each rank would have drawn is not known",
                     "`for rank in job.each_rank():` around it has stock DDP's bits; or draw inside "
-                    "`with job.isolated_rng():`, or from a generator of your own made from the epoch",
+                    "`with job.isolated_rng():`, or from a generator of your own, seeded with the epoch",
                 )
     for name, value in script.assigned:
         if script.is_job_attribute(value, "is_leader") and any(
@@ -121,10 +120,9 @@ def _draws(script: Script, loop: ast.For, notes: Notes) -> None:
                 Severity.NOTE,
                 "between epochs",
                 value,
-                f"{name} keeps job.is_leader, which another worker may be later; random numbers drawn "
-                "under it "
-                "cannot be told to be the leader's",
-                "ask job.is_leader where it is needed",
+                f"{name} stores job.is_leader, and another worker may lead later; random numbers drawn "
+                "under it cannot be attributed to the leader",
+                "read job.is_leader where it is needed",
                 variable=name,
             )
 
@@ -144,7 +142,7 @@ def _early_leader(script: Script, loop: ast.For, notes: Notes) -> None:
                 node,
                 "job.is_leader is read before job.epochs, where no worker has joined the ring: nobody "
                 "leads yet",
-                "ask for it in the loop over job.epochs or behind it; before that write what every worker "
+                "read it in the loop over job.epochs or after it; before that, do only what every worker "
                 "may do",
             )
 

@@ -20,9 +20,8 @@ from elastane.script_source.names import walk_here
 
 _BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 _COUNTS = (
-    "a worker's loop has a turn for every EST that it hosts, and one that joins begins anew: it is not the "
-    "same "
-    "in all turns of a step"
+    "a worker's loop has a turn for every EST that it hosts, and begins anew in a worker that joins: it is "
+    "not the same in all turns of a step"
 )
 
 
@@ -129,10 +128,10 @@ def _written_weights(script: Script, loop: LoaderLoop, notes: Notes) -> None:
                 Severity.REFUSED,
                 "after the step",
                 at,
-                f"{written} is a copy of weights that was not given to prepare: it is changed in every "
+                f"{written} is a copy of weights that was not passed to prepare: it is changed in every "
                 "turn, and a "
                 "worker that joins has a new one",
-                f"give {written} to job.prepare, and change it under `if job.stepped:`",
+                f"pass {written} to job.prepare, and change it under `if job.stepped:`",
                 variable=written,
             )
 
@@ -152,10 +151,10 @@ def _averages(script: Script, loop: LoaderLoop, notes: Notes) -> None:
                 Severity.REFUSED,
                 "after the step",
                 call,
-                f"{owner} averages the weights and was not given to prepare: it is updated in every turn, "
+                f"{owner} averages the weights and was not passed to prepare: it is updated in every turn, "
                 "and a "
                 "worker that joins has a new one",
-                f"give {owner} to job.prepare"
+                f"pass {owner} to job.prepare"
                 + ("" if method == "update_parameters" else ", and update it under `if job.stepped:`"),
                 variable=owner,
             )

@@ -86,7 +86,7 @@ def _rank_seed(script: Script, node: ast.Call, notes: Notes) -> None:
             Severity.NOTE,
             "seeds",
             node,
-            "a seed made of job.rank before prepare has no effect: EST r starts from the seed of "
+            "a seed computed from job.rank before prepare has no effect: EST r starts from the seed of "
             "elastane.init + r",
             "leave it out",
         )
@@ -95,7 +95,7 @@ def _rank_seed(script: Script, node: ast.Call, notes: Notes) -> None:
         Severity.REFUSED,
         "seeds",
         node,
-        "a seed is made of job.rank where one process stands for several ranks",
+        "a seed is computed from job.rank where one process runs several ranks",
         "elastane.init(seed=S) gives EST r the seed S + r from prepare on; later write it under "
         "`for rank in job.each_rank():`",
     )
@@ -118,7 +118,7 @@ def _distributed(script: Script, notes: Notes) -> None:
                 Severity.REFUSED,
                 "distributed",
                 node,
-                f"{name_of(node.func) or 'no_sync'}(): the prepared model is no DDP wrapper",
+                f"{name_of(node.func) or 'no_sync'}(): the prepared model is not a DDP wrapper",
                 "job.prepare(..., accumulation_steps=k), and backward(), step() and zero_grad() in every "
                 "turn",
             )
@@ -135,15 +135,15 @@ def _distributed_call(script: Script, node: ast.Call, notes: Notes, noted: set[s
             "distributed",
             node,
             f"{last}: the model or the devices are split by torch.distributed",
-            "give the whole model to job.prepare",
+            "pass the whole model to job.prepare",
         )
     elif last in _WRAPPED and script.uses_elastane:
         notes.add(
             Severity.NOTE if _conditional(script, node) else Severity.REFUSED,
             "distributed",
             node,
-            f"{last}(...): Elastane itself stands in for DistributedDataParallel",
-            "give the bare model to job.prepare",
+            f"{last}(...): Elastane itself replaces DistributedDataParallel",
+            "pass the unwrapped model to job.prepare",
         )
     elif (
         _is_distributed(script, dotted)
@@ -157,9 +157,8 @@ def _distributed_call(script: Script, node: ast.Call, notes: Notes, noted: set[s
                 "distributed",
                 node,
                 "torch.distributed.is_initialized() is False, as distributed_calls=True asks for: what "
-                "stands "
-                "behind it is passed over",
-                "make sure that what a single process does is meant",
+                "depends on it is skipped",
+                "make sure that the behaviour of a single process is intended",
             )
             return
         guarded = _conditional(script, node)
@@ -176,7 +175,7 @@ def _distributed_call(script: Script, node: ast.Call, notes: Notes, noted: set[s
 def _instead(name: str) -> str:
     words = {
         "is_initialized": "job.num_ests, job.rank and job.is_leader; or elastane.init(..., "
-        "distributed_calls=True), if the answers of a single process are meant",
+        "distributed_calls=True), if the answers of a single process are intended",
         "get_rank": "job.rank",
         "get_world_size": "job.num_ests",
         "barrier": "nothing: ESTs are in step anyway",
@@ -272,8 +271,8 @@ def _prepared(script: Script, notes: Notes) -> None:
                 Severity.REFUSED,
                 "setup",
                 value,
-                f"{name}, a GradScaler, is not given to prepare: it would count every turn",
-                f"give {name} to job.prepare",
+                f"{name}, a GradScaler, is not passed to prepare: it would update in every turn",
+                f"pass {name} to job.prepare",
                 variable=name,
             )
         elif is_scheduler(script.dotted(value.func)):
@@ -281,8 +280,8 @@ def _prepared(script: Script, notes: Notes) -> None:
                 Severity.REFUSED,
                 "setup",
                 value,
-                f"{name}, a scheduler, is not given to prepare: it would step once a turn",
-                f"give {name} to job.prepare",
+                f"{name}, a scheduler, is not passed to prepare: it would step once a turn",
+                f"pass {name} to job.prepare",
                 variable=name,
             )
     for node in ast.walk(script.tree):
@@ -298,7 +297,7 @@ def _prepared(script: Script, notes: Notes) -> None:
                 node,
                 f"{name_of(node.func)} after prepare: a worker that joins builds the optimizer without the "
                 "group",
-                "add all groups before prepare, and freeze what is to come later with lr 0",
+                "add all groups before prepare, with lr=0 for those that are trained later",
                 variable=name_of(node.func.value),
             )
 
@@ -321,9 +320,8 @@ def _lengths(script: Script, notes: Notes) -> None:
                 Severity.NOTE,
                 "setup",
                 call,
-                f"{name} counts len(loader) before prepare, the whole dataset's mini-batches: a rank makes "
-                "one N-th "
-                "of them, and the schedule goes one N-th of its way, as it would under DDP",
+                f"{name} counts len(loader) before prepare, the whole dataset's mini-batches: a rank runs "
+                "1/N of them, so the schedule covers 1/N of its course, as it would under DDP",
                 "if it counts steps: steps = job.steps_per_epoch(loader), before prepare",
                 variable=name,
             )
@@ -359,10 +357,9 @@ def _loader_uses(script: Script, notes: Notes) -> None:
                 Severity.REFUSED,
                 "loop body",
                 node,
-                f"iter({name_of(node.args[0])}) outside of a for loop: the loader's turns are the ESTs', "
-                "and each must "
-                "come to its end",
-                "go through it with `for ... in loader:` inside job.epochs; look at a sample by dataset[0]",
+                f"iter({name_of(node.args[0])}) outside of a for loop: each mini-batch is an EST's turn, "
+                "and the loop must run to its end",
+                "iterate over it with `for ... in loader:` inside job.epochs; inspect a sample by dataset[0]",
                 variable=name_of(node.args[0]),
             )
 
@@ -459,7 +456,9 @@ def _attributes(
         variable = f"{method.args.args[0].arg}.{attribute}"
         keeps = f"{kind.name}.{method.name} keeps {variable} from one call to the next"
         if module:
-            what = f"{keeps}, and it is no buffer: the ESTs of a worker share it, and it does not travel"
+            what = (
+                f"{keeps}, and it is not a buffer: the ESTs of a worker share it, and it is not handed over"
+            )
             todo = (
                 f'make it a buffer: self.register_buffer("{attribute}", torch.tensor(...)), changed in '
                 "place; or compute it from job.step"

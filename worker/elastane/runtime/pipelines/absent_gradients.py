@@ -1,9 +1,9 @@
-"""What a script finds in `p.grad` of a parameter whose gradient is in another worker: a stand-in.
+"""Stand-ins for gradients of parameters whose gradients are in other workers: what `p.grad` shows there.
 
 Between `pipe(batch)` and the next step a worker has the averages of its own units alone. A script that adds
 up squares of what is there would clip by another norm in each worker. So `p.grad` of all other parameters is
-an `AbsentGradient`. Whatever is computed from it is one, too, and has no values: who asks for a number, or
-changes a gradient that is here by it, is refused. What is done to each gradient alone is done where it is.
+an `AbsentGradient`. Whatever is computed from it is one, too, and has no values: code that asks for a number,
+or changes a local gradient by it, is refused. What is done to each gradient alone is done where it is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOVES: Final = frozenset({"to", "cpu", "cuda"})
 
 
 class AbsentGradient(Tensor):
-    """Stands for a gradient that is in another worker, with its form, in one element. Made by `of`."""
+    """Stand-in for a gradient of another worker, with its shape, in one element of memory. Made by `of`."""
 
     @classmethod
     def of(cls, like: Tensor) -> AbsentGradient:
@@ -64,7 +64,7 @@ class AbsentGradient(Tensor):
 
 
 class AbsentGradients:
-    """Shows them to the script, and the optimizer's groups with all their parameters.
+    """Shows the stand-ins to the script, and the optimizer's groups with all their parameters.
 
     Used by the runner. active: returns the units that this worker steps.
     """
@@ -75,7 +75,7 @@ class AbsentGradients:
         self._made: dict[int, AbsentGradient] = {}
 
     def show(self) -> None:
-        """Show them, once the averages are in `p.grad` of what is here."""
+        """Show them, once the averages are in `p.grad` of the local parameters."""
         units = self._units
         here = {place for unit in self._active() for place in units.owned(unit)}
         for place, (spec, parameter) in enumerate(zip(units.specs, units.parameters, strict=True)):
@@ -90,7 +90,7 @@ class AbsentGradients:
 
     @contextmanager
     def groups_hidden(self) -> Iterator[None]:
-        """In this context the groups have the parameters that are here: the optimizer steps these.
+        """Within this context the groups have only the local parameters: the optimizer steps these.
 
         The script's hooks before a step see all of them, as the loop body does.
         """
@@ -115,7 +115,7 @@ class AbsentGradients:
         self._optimizer.show_held()
 
     def hide(self) -> None:
-        """Take them away."""
+        """Remove them."""
         self._optimizer.show_held()
         for parameter in self._shown:
             if isinstance(parameter.grad, AbsentGradient):
@@ -152,7 +152,7 @@ def _writes(name: str) -> bool:
 
 
 def _computed(func: Callable[..., Any], name: str, args: Sequence[Any], given: dict[str, Any]) -> Any:
-    """Return what a function gives, without values."""
+    """Return a function's result, without values."""
     if (_writes(name) and args) or given.get("out") is not None:
         changed = given.get("out", args[0] if args else None)
         if not isinstance(changed, AbsentGradient):
@@ -170,7 +170,7 @@ def _computed(func: Callable[..., Any], name: str, args: Sequence[Any], given: d
 
 
 def _each(func: Callable[..., Any], name: str, args: Sequence[Any], given: dict[str, Any]) -> Any:
-    """Run a function of lists for what is here, element by element."""
+    """Run a function of lists on the local gradients, element by element."""
     lists = [one for one in (*args, *given.values()) if isinstance(one, list | tuple)]
     count = len(lists[0]) if lists else 0
     others = [one for one in (*args, *given.values()) if not isinstance(one, list | tuple)]

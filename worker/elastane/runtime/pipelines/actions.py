@@ -70,7 +70,7 @@ class PipelineActions:
         }
 
     def batch_ended(self, turn: Turn, states: Parts) -> None:
-        """There is nothing to keep: the executor has EST 0's buffers."""
+        """Do nothing: the executor keeps EST 0's buffers."""
 
     def check_backward(self, turn: Turn) -> None:
         self._parts.frozen.check()
@@ -85,7 +85,7 @@ class PipelineActions:
         return self._executor.ready_order or ()
 
     def digests(self) -> tuple[int, int] | None:
-        """Of what all workers have in common."""
+        """Return the digests of the state that all workers have in common."""
         state, settings = self._parts.fingerprints.state_digest(), self._parts.fingerprints.settings_digest()
         return None if state is None or settings is None else (state, settings)
 
@@ -96,7 +96,7 @@ class PipelineActions:
         self.failure = None
 
     def complete(self, turn: Turn) -> None:
-        """Adopt EST 0's buffers, and release the units that only the former plan gave."""
+        """Adopt EST 0's buffers, and release the units that only the previous plan assigned."""
         state, trace = self._parts.state, self._parts.trace
         self._executor.end_step(applied=True)
         if trace is not None:

@@ -1,4 +1,4 @@
-"""What a script gives `job.prepare_pipeline`, as it was given."""
+"""The arguments of `job.prepare_pipeline`, as the script passed them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastane.runtime.pipelines.prepared import PreparedPipeline
 
 @dataclass(frozen=True)
 class PipelineArguments:
-    """Arguments of `Job.prepare_pipeline`, which says what they are. options: all others by keyword."""
+    """Arguments of `Job.prepare_pipeline`, which describes them. options: all other keyword arguments."""
 
     units: Any
     optimizer: Any
@@ -26,11 +26,11 @@ class PipelineArguments:
     options: Mapping[str, Any]
 
     def without_profile(self) -> PipelineArguments:
-        """Return the same with no profile."""
+        """Return the same arguments without a profile."""
         return replace(self, profile=None)
 
     def build(self, *, release: bool) -> PreparedPipeline:
-        """Check the options, and build what they are for. release, errors: as of `PreparedPipeline.build`."""
+        """Check the options, and build the pipeline. release, errors: see `PreparedPipeline.build`."""
         chosen = PipelineOptions.of(
             self.loss_fn, self.scheduler, self.split, self.memory, self.profile, self.options
         )

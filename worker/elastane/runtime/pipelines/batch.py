@@ -1,4 +1,4 @@
-"""What the loader of a pipeline job yields: the mini-batches of one global step, for `pipe(batch)` alone."""
+"""Items of a pipeline job's loader: the mini-batches of one global step, for `pipe(batch)` only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PipelineBatch:
         self.used = False
 
     def use(self) -> None:
-        """Note that it goes through the model now. Raises PipelineBodyError the second time."""
+        """Record that it passes through the model now. Raises PipelineBodyError the second time."""
         if self.used:
             raise PipelineBodyError(
                 f"pipe(batch) was called twice with the batch of step {self.step}",

@@ -39,7 +39,7 @@ from elastane_proto.v1 import pipeline_pb2, ring_pb2
 
 @dataclass(frozen=True)
 class _Coming:
-    """What a member takes at a change of plan. wanted: all units that the plan gives it."""
+    """Units that a member receives when the plan changes. wanted: all units that the plan assigns to it."""
 
     wanted: frozenset[int] = frozenset()
     staged: Staged = field(default_factory=Staged)
@@ -152,10 +152,10 @@ class PipelineBoundaryActions(RingActions):
         return _Coming(units_of(plan, me), staged, initial_of(plan, me))
 
     async def send_state(self, go: ring_pb2.Go, donor: int) -> None:
-        """All has been sent in `form`."""
+        """Do nothing: everything has been sent in `form`."""
 
     async def receive_state(self, go: ring_pb2.Go) -> None:
-        """All has been received in `form`."""
+        """Do nothing: everything has been received in `form`."""
 
     async def adopt_state(self, go: ring_pb2.Go) -> None:
         coming = self._coming

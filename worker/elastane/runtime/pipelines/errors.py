@@ -1,4 +1,4 @@
-"""What is refused of a script with a pipeline, each with its code."""
+"""Refusals of scripts with a pipeline, each with its code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from elastane_common.errors import StepError, UnsupportedError
 
 
 class PipelineOptionError(UnsupportedError):
-    """`prepare_pipeline` was given what a pipeline cannot have."""
+    """`prepare_pipeline` was given an argument that a pipeline cannot have."""
 
     code = "ELA394"
 
@@ -18,6 +18,6 @@ class PipelineBodyError(StepError):
 
 
 class EvaluationError(StepError):
-    """`pipe.evaluate` or `pipe.state_dict` was called where it cannot be answered."""
+    """`pipe.evaluate` or `pipe.state_dict` was called where it is not possible."""
 
     code = "ELA396"

@@ -1,5 +1,5 @@
-"""What workers do together between two epochs: evaluation, through the stages of whoever holds them, and the
-whole model's weights for those who ask.
+"""Joint work of all workers between two epochs: evaluation through the stages, wherever they are, and the
+whole model's weights for workers that ask for them.
 
 The script's code between epochs runs in every worker at its own pace, in some perhaps not at all: a worker
 that has just joined, or one that does not lead, may already wait for its next step. So all members meet in
@@ -57,7 +57,7 @@ _ENDED: Final = "ended"
 
 @dataclass(frozen=True)
 class _Group:
-    """Mini-batches that are evaluated together. Empty: this member waits, or asks for weights."""
+    """Mini-batches that are evaluated together. Empty: this member waits or asks for weights."""
 
     place: Place | str | None = None
     batches: Sequence[Any] = ()
@@ -121,7 +121,7 @@ class Evaluation:
         return found
 
     def serve(self, *, ended: bool = False) -> bool:
-        """Take part in what others ask for while this worker waits; False if the ring has changed.
+        """Take part in the other members' requests while this worker waits; False if the ring has changed.
 
         ended: it waits after the last epoch.
         """
@@ -155,7 +155,7 @@ class Evaluation:
                 self._tell_broken(error)
 
     def _round(self, group: _Group) -> tuple[Place, Any] | None:
-        """Run one round; returns what it was about, and the results. None: nobody asks for anything.
+        """Run one round; return its subject and the results. None: nobody asks for anything.
 
         Raises RingAborted, RingBroken.
         """
@@ -214,7 +214,7 @@ class Evaluation:
 
 
 def _lines(frame: FrameType | None) -> Lines:
-    """Return the lines of a call, up to the script's module: what has started that may differ."""
+    """Return the lines of a call, up to the script's module; they may differ between workers."""
     found: list[tuple[int, str]] = []
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] != "elastane":
@@ -236,7 +236,7 @@ def _autocasts() -> dict[str, str]:
 
 @contextmanager
 def _under(casts: Mapping[str, str]) -> Iterator[None]:
-    """Cast in this context as the member that evaluates does."""
+    """Within this context, autocast as the evaluating member does."""
     present = _autocasts()
     with ExitStack() as stack:
         for device in {*casts, *present}:

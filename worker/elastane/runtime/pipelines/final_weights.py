@@ -25,7 +25,7 @@ class FinalWeights:
         self.failure = ""
 
     def begin(self, *, wanted: bool) -> None:
-        """Begin anew. wanted: they are kept in this process."""
+        """Start over. wanted: True if they are kept in this process."""
         if self._folder is not None:
             self._folder.cleanup()  # what was read of them stays readable
         self._folder, self._files, self.failure, self.is_whole = None, [], "", False
@@ -37,7 +37,7 @@ class FinalWeights:
             self.failure = str(error)
 
     def take(self, weights: dict[str, Tensor]) -> None:
-        """Keep the next unit's. A disk that is full is no reason to lose the training: see `failure`."""
+        """Keep the next unit's. A full disk must not end the training: see `failure`."""
         if self._folder is None or self.failure:
             return
         path = Path(self._folder.name) / f"unit-{len(self._files)}.pt"
@@ -49,20 +49,20 @@ class FinalWeights:
         self._files.append(path)
 
     def end(self) -> None:
-        """Note that all units have come."""
+        """Record that all units have been received."""
         self.is_whole = self._folder is not None and not self.failure
 
     def lose(self, why: str) -> None:
-        """Note that they could not all come."""
+        """Record that not all of them could be received."""
         self.begin(wanted=False)
         self.failure = why
 
     def forget(self) -> None:
-        """Have none: the training goes on."""
+        """Discard them: the training continues."""
         self.begin(wanted=False)
 
     def read(self) -> dict[str, Tensor]:
-        """Return all units'; memory is used as tensors are read."""
+        """Return the weights of all units; they use memory only as tensors are read."""
         found: dict[str, Tensor] = {}
         for path in self._files:
             found |= torch.load(path, mmap=True, weights_only=True)

@@ -1,5 +1,5 @@
-"""Fingerprints of what all workers of a pipeline have in common: hyperparameters, schedulers, extras, carried
-values, which parameters are frozen and which units are in eval mode.
+"""Fingerprints of the state that all workers of a pipeline have in common: hyperparameters, schedulers,
+extras, carried values, which parameters are frozen and which units are in eval mode.
 
 Weights and the optimizer's state of them are with other workers, so they are not compared.
 """
@@ -19,7 +19,7 @@ _DIVIDED = ("params", "param_names")
 
 
 class CommonFingerprints(Fingerprints):
-    """Digests of one worker's part that is the same in all. steps: as of `Fingerprints`."""
+    """Digests of the part of the state that is the same in all workers. steps: see `Fingerprints`."""
 
     def __init__(self, state: UnitState, steps: int) -> None:
         extras = _Extras(state.extras, _Flags(state.units.as_model()))
@@ -32,12 +32,12 @@ class CommonFingerprints(Fingerprints):
         super().__init__(common, lambda: (), steps)  # type: ignore[arg-type]
 
     def whole(self, *, modes: bool = True) -> int | None:
-        """There is no digest of the end that all workers have alike."""
+        """Return None: no digest of the final state is the same in all workers."""
         return None
 
 
 class _Groups:
-    """The face of an optimizer that holds no parameters."""
+    """Interface of an optimizer that holds no parameters."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
@@ -64,7 +64,7 @@ class _Flags:
 
 
 class _Extras:
-    """A state's extras, as they are when they are asked for, and the flags."""
+    """A state's extras, as of the time when they are requested, and the flags."""
 
     def __init__(self, extras: dict[str, Any], flags: _Flags) -> None:
         self._extras, self._flags = extras, flags

@@ -1,4 +1,4 @@
-"""Keyword arguments of `job.prepare_pipeline`, and what a pipeline cannot have."""
+"""Keyword arguments of `job.prepare_pipeline`, and refusals of those that a pipeline cannot have."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def check_extras(extras: Sequence[Any]) -> None:
     for extra in extras:
         if isinstance(extra, torch.nn.Module):
             raise PipelineOptionError(
-                f"a {type(extra).__name__} was prepared beside the units: no worker has all weights that it"
-                " is made of",
+                f"a {type(extra).__name__} was prepared beside the units: no worker has all the weights"
+                " that it needs",
                 hint="put what is trained into a unit; averages of weights need job.prepare",
             )
         if isinstance(extra, torch.optim.Optimizer):

@@ -1,4 +1,4 @@
-"""What a script would save or average of a part of the model, thinking that it is the whole: refused.
+"""Refusals of saving or averaging a part of the model by a script that takes it for the whole.
 
 Weights of units that are elsewhere read as NaN, and the optimizer has no state of them. Whoever saves that
 has lost them, and sees it when the file is read.
@@ -20,7 +20,7 @@ from elastane.runtime.prepared_objects import PreparedObjects, replace_method
 
 
 def refuse_partial_state(units: Units, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse, from now on, `state_dict()` of units that are not held, and of the optimizer."""
+    """Refuse from now on `state_dict()` of units that are not held here, and of the optimizer."""
     for unit in range(units.count):
         module = units.module(unit)
         if any(True for _ in (*module.parameters(), *module.buffers())):
@@ -48,7 +48,7 @@ def _refuse(_original: Callable[..., Any], *_: Any, **__: Any) -> NoReturn:
 
 
 class PartialCopyWatch(CopyWatch):
-    """Refuses copies of the weights that the loop body changes: they would be made of what is here."""
+    """Refuses copies of the weights that the loop body changes: they would contain only the local units."""
 
     def __init__(self, prepared: PreparedObjects, registered: Iterable[object]) -> None:
         super().__init__(prepared, registered, alone=True)

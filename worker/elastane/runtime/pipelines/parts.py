@@ -1,4 +1,4 @@
-"""The objects that a pipeline worker's steps use, with the face that the trainer knows of other jobs.
+"""The objects that a pipeline worker's steps use, with the interface that the trainer knows from other jobs.
 
 What watches the turns of one worker, or the whole model, has no place in a pipeline: the loop body runs once
 a step, and each worker holds other units. Those parts are `Off`.
@@ -46,7 +46,7 @@ class PipelineState:
         return self.units.extras
 
     def load(self, received: Staged) -> None:
-        """Put again in place what came from other members, of the units that are still held."""
+        """Load again the state that came from other members, for the units that are still held."""
         active = self.units.active
         kept = {unit: saved for unit, saved in received.units.items() if unit in active}
         self.units.adopt(active, Staged(kept, received.common, received.devices))

@@ -1,4 +1,4 @@
-"""The `pipe` of a script: runs a step's mini-batches through the units, in every mode by the same rules."""
+"""The `pipe` of a script: runs a step's mini-batches through the units, by the same rules in every mode."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Pipe(abc.ABC):
 
     @property
     def held(self) -> frozenset[int]:
-        """The units whose values are in this process now."""
+        """Units whose values are in this process now."""
         return self._units.held
 
     @abc.abstractmethod
@@ -78,7 +78,7 @@ class Pipe(abc.ABC):
         """
 
     def held_state_dict(self) -> dict[str, Tensor]:
-        """Return those of the units held in this process, on their device."""
+        """Return the parameters and persistent buffers of the units held in this process, on their device."""
         found: dict[str, Tensor] = {}
         for unit in sorted(self._units.held):
             found |= self._units.module(unit).state_dict(prefix=self._units.prefix(unit))
@@ -118,7 +118,7 @@ def mean_of(losses: list[Tensor]) -> Tensor:
 
 
 class EvalMode:
-    """Puts all modules into eval mode within a `with` block, and autograd to rest."""
+    """Puts all modules into eval mode within a `with` block, and turns autograd off."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model

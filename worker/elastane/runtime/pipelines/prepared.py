@@ -1,4 +1,4 @@
-"""What `prepare_pipeline` builds from the script's arguments, the same in every mode."""
+"""The objects that `prepare_pipeline` builds from the script's arguments, the same in every mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elastane.state.unit_optimizer import UnitOptimizer
 
 @dataclass(frozen=True)
 class PreparedPipeline:
-    """The units of a script's model and what trains them.
+    """The units of a script's model, and the objects that train them.
 
     objects: the same as `prepare` sorts them: the stock model, the optimizer, the loader, schedulers, extras.
     scheduler: None if there is none.
@@ -62,6 +62,6 @@ class PreparedPipeline:
         return cls(built, divided, scheduler, objects, options)
 
     def returned(self, pipe: Any, loader: Any) -> tuple[Any, ...]:
-        """Return what the script gets: pipe, optimizer, loader, and the scheduler if it asked for one."""
+        """Return the objects for the script: pipe, optimizer, loader, and the scheduler if it gave one."""
         found = pipe, self.optimizer.optimizer, loader
         return found if self.scheduler is None else (*found, self.scheduler)

@@ -140,7 +140,7 @@ class PipelineRunner:
                     return torch.tensor(math.nan)
 
     def _begin_again(self, error: RingError) -> bool:
-        """Take part in the change that has ended the attempt, and begin another one.
+        """Take part in the ring change that ended the attempt, and begin another attempt.
 
         False, with the step lost, if the job goes on from another step.
         """
@@ -206,7 +206,7 @@ class PipelineRunner:
         return MicroBatch(given, target, generators), generators | parts.source.registry.capture()
 
     def _remake(self, turn: Turn, before: Parts, batch: Any, info: BatchInfo) -> None:
-        """Make a mini-batch again, from the states before it. Raises RepeatDiffersError if it is another."""
+        """Load a mini-batch again, from the states before it. Raises RepeatDiffersError if it differs."""
         parts = self._parts
         after = parts.states()
         parts.put(before)
@@ -243,7 +243,7 @@ class PipelineRunner:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """The optimizer may step in this context: its groups have the parameters that are here."""
+        """Context in which the optimizer may step: its groups have only the local parameters."""
         with self._parts.absent.groups_hidden():
             yield
 
@@ -318,7 +318,7 @@ class PipelineRunner:
                 turn.metrics[name] = own.detach() if isinstance(own, Tensor) else float(own)
 
     def gradients_used(self) -> None:
-        """There is nothing to note."""
+        """Do nothing."""
 
     @property
     def losses(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""GradScaler in a pipeline: no worker has all gradients, so what any of them finds counts for all.
+"""GradScaler in a pipeline: no worker has all gradients, so an overflow found by any worker counts for all.
 
     pipe(batch)        scales each EST's loss, and after the sums all members tell whether one is not finite
     scaler.unscale_    divides the averages held here; what it has found is what all members have found
@@ -30,7 +30,7 @@ def check_scalers(scalers: Sequence[torch.amp.GradScaler]) -> None:
 
 
 def scale_of(scalers: Sequence[torch.amp.GradScaler]) -> Callable[[Tensor], Tensor] | None:
-    """Return what a loss is scaled with before backward; None: it is not."""
+    """Return the factor by which a loss is scaled before backward; None: it is not scaled."""
     return next((scaler.scale for scaler in scalers if scaler.is_enabled()), None)
 
 
@@ -49,7 +49,7 @@ class JoinedScaler:
             replace_method(self._scaler, "_unscale_grads_", self._unscale)
 
     def begin_step(self) -> None:
-        """Begin a step, or begin it again: gradients that a lost step has unscaled are gone."""
+        """Begin a step, or begin it again: gradients unscaled by a lost step have been discarded."""
         scaler = self._scaler
         if scaler is None:
             return
@@ -59,7 +59,7 @@ class JoinedScaler:
             scaler._per_optimizer_states.clear()
 
     def join(self, executor: StepExecutor) -> None:
-        """Learn whether any average of the model is not finite. Collective, after the sums.
+        """Determine with all members whether any average of the model is not finite. Called after the sums.
 
         Raises RingAborted, RingBroken.
         """

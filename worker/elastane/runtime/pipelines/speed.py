@@ -1,4 +1,4 @@
-"""Figures of a pipeline's worker: its units' times and links, for plans, and how long a step takes.
+"""Figures of a pipeline's worker: times of its units, speeds of its links, and the time of a step.
 
 Of a step every few seconds it also tells when its blocks ran. All members choose the same steps: multiples of
 a power of two that depends on how long steps usually are, so that members who differ in that still meet.
@@ -36,7 +36,7 @@ class StepBlocks:
 
 
 def is_told(step: int, step_seconds: float) -> bool:
-    """True if the blocks of this step are told. step_seconds: the usual time of one."""
+    """True if the blocks of this step are reported. step_seconds: the usual time of a step."""
     if step_seconds <= 0:
         return False
     every: int = 2 ** max(0, min(20, math.ceil(math.log2(BLOCKS_SECONDS / step_seconds))))
@@ -55,7 +55,7 @@ class PipelineSpeed:
         figures.memory_bytes = memory_bytes
 
     def entered(self) -> None:
-        """Forget the units' times: this worker has others now."""
+        """Discard the units' times: this worker has other units now."""
         vars(self._figures).update(first_unit=0, unit_forward_seconds=[], unit_backward_seconds=[])
         vars(self._figures).update(forward_overhead_seconds=0.0, backward_overhead_seconds=0.0)
         vars(self._figures).update(blocks_step=0, blocks_began=0.0, block_seconds=[])

@@ -1,4 +1,4 @@
-"""Records of a pipeline worker's steps, as of other processes (`step_trace`), for what is here alone.
+"""Records of a pipeline worker's steps, as of other processes (`step_trace`), for the local units only.
 
 turn, end   of the ESTs whose home this worker is; without gradients
 backward    {"kind", "step", "rank", "micro", "gradients"}   of its units, of each EST that it runs
@@ -43,7 +43,7 @@ class UnitTrace(StepTrace):
 
     @contextmanager
     def backward(self, step: int, rank: int, micro: int) -> Iterator[None]:
-        """The backward of an EST runs on this worker's stage in this context."""
+        """Context in which the backward of an EST runs on this worker's stage."""
         self._est_step, self._gradients = (step, rank, micro), []
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a pipeline's script carries from step to step outside of the job's state, refused at its line.
+"""Refuses, at its line, what a pipeline's script carries from step to step outside of the job's state.
 
 The loop body runs once a step, but a worker that joins starts with initial values, a lost step runs the body
 again, and units and loss run once for each EST, on whichever worker. So the rules are those of other jobs.
@@ -53,13 +53,13 @@ class PipelineWatch:
             self._copies.end_est_step(est_step)
 
     def replaced(self) -> None:
-        """Weights were replaced: nothing that is watched here."""
+        """Do nothing: weights are not watched here."""
 
     def look_closely(self) -> None:
-        """The ring has changed: nothing that is watched here."""
+        """Do nothing: changes of the ring do not matter here."""
 
     def used(self, *_: Any) -> None:
-        """An optimizer steps: once a step, in every worker."""
+        """Do nothing: an optimizer steps once a step, in every worker."""
 
     def after_step(self) -> None:
-        """The step was applied: checks follow in `end_step`."""
+        """Do nothing: the checks follow in `end_step`."""

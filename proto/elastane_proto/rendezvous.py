@@ -2,7 +2,8 @@
 
 Each worker creates a key for its rendezvous store and sends it only to the master (Hello). The group of a
 generation meets at its first member's store: the master derives the generation's secret from that member's
-key and sends it to the members (Go); the store derives the same secret from its own key.
+key and sends it to the members (Go, and Prepare of a planned change); the store derives the same secret from
+its own key.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from elastane.collective.shared_members import Kind, MemberLeft
 from elastane.collective.shared_memory import Arena, PeerMemory, open_of_process, own_arena
 from elastane.collective.shared_spread import SharedSpread
 from elastane.collective.shared_sum import SharedSum, part
-from elastane.collective.transport import RingTransport, _Forming
+from elastane.collective.transport import Forming, RingTransport
 from elastane_common.errors import RefusedError
 from integration.ring_threads import form_ring, in_threads
 
@@ -543,7 +543,7 @@ def _client(store):
 
 def test_a_group_that_nobody_wants_any_more_ends_for_its_peers(store):
     cancel = threading.Event()
-    real = _Forming._build
+    real = Forming._build
 
     def build(self):
         group = real(self)
@@ -551,7 +551,7 @@ def test_a_group_that_nobody_wants_any_more_ends_for_its_peers(store):
             cancel.set()
         return group
 
-    _Forming._build = build
+    Forming._build = build
     try:
         with ThreadPoolExecutor(2) as pool:
             form = lambda rank, cancel: RingTransport.form(  # noqa: E731
@@ -562,7 +562,7 @@ def test_a_group_that_nobody_wants_any_more_ends_for_its_peers(store):
                 unwanted.result()
             peer = wanted.result()
     finally:
-        _Forming._build = real
+        Forming._build = real
     with pytest.raises(MemberLeft, match="has left the ring"):  # and not that nothing came in time
         peer.members.hear(Kind.READY, 1)
     peer.close()

@@ -13,14 +13,18 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """The process group of one generation. exported: each donor's state at the time the group formed."""
+    """The process group of one generation.
 
-    def __init__(self, world: World, go: ring_pb2.Go, ests: int) -> None:
+    early: members that connect before their Go. exported: each donor's state at the time the group formed.
+    """
+
+    def __init__(self, world: World, change: ring_pb2.Go | ring_pb2.Prepare, ests: int) -> None:
         self.world, self.ests = world, ests
-        self.generation, self.resume_step = go.generation, go.resume_step
-        self.members = [member.worker_id for member in go.members]
-        self.donors = [self.members[place] for place in go.donors]
-        self.receivers = {self.members[place] for place in go.receivers}
+        self.generation, self.resume_step = change.generation, 0
+        self.members = [member.worker_id for member in change.members]
+        self.donors: list[str] = []
+        self.receivers: set[str] = set()
+        self.early: dict[str, WorkerModel] = {}
         self.present: dict[str, WorkerModel] = {}
         self.exported: dict[str, tuple[int, bytes]] = {}
         self.units: dict[str, dict[int, bytes]] = {}
@@ -28,17 +32,27 @@ class Group:
         self.contributions: dict[int, dict[int, bytes]] = {}
         self.formed = self.is_broken = False
 
-    def enter(self, worker: WorkerModel) -> None:
+    def connect(self, worker: WorkerModel) -> None:
+        """Add a member that forms the group before its Go."""
+        self.early[worker.name] = worker
+
+    def enter(self, worker: WorkerModel, go: ring_pb2.Go) -> None:
         """Add a member that has received its Go."""
+        self.resume_step = go.resume_step
+        self.donors = [self.members[place] for place in go.donors]
+        self.receivers = {self.members[place] for place in go.receivers}
         self.present[worker.name] = worker
         if not self.is_broken and set(self.present) == set(self.members):
-            self.world.after(0.005, self._form)
+            self.world.after(0.0 if set(self.early) == set(self.members) else 0.005, self._form)
 
     def leave(self, worker: WorkerModel, *, through_with: int = -1) -> None:
         """Remove a member that died, was fenced or left; the others notice at different times, or never.
 
         through_with: the last step whose all-reduce it completed; if that is the newest, no one waits for it.
         """
+        if self.early.get(worker.name) is worker and worker.name not in self.present:
+            del self.early[worker.name]
+            self.disturb()
         if self.present.get(worker.name) is not worker:
             return
         del self.present[worker.name]

@@ -393,8 +393,8 @@ MUTANTS = (
     Mutant(
         "Ready is said while the optimizer is at work",
         "elastane.runtime.protocol",
-        "        if self._ready_waits:\n            return Outcome(abort=True)\n        return Outcome(send=",
-        "        return Outcome(send=",
+        "send = [] if self._ready_waits else [self._ready()]",
+        "send = [self._ready()]",
     ),
     Mutant(
         "what a leader loaded for an older ring is taken for the job's",

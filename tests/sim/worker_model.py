@@ -170,6 +170,8 @@ class WorkerModel:
         self.stream: Stream | None = None
         self.is_welcome = False
         self.group: Group | None = None
+        #: The group that it forms before its Go.
+        self.early: Group | None = None
         self.broken_group: Group | None = None
         self.cancelled = False
         # Of a pipeline each worker makes the initial values of its own units, and all of them the same.
@@ -362,6 +364,7 @@ class WorkerModel:
             host=self.speed.host if isinstance(self.speed, Pace) else "host",
             pid=self.pid,
             store_address=f"{self.name}:1",
+            rendezvous_key=self.name.encode(),
             version="1",
             process_clock="clock of host",
         )
@@ -408,6 +411,8 @@ class WorkerModel:
         self._send(*outcome.send)
         if outcome.abort:
             self._abort()
+        if outcome.form is not None:
+            self._form_early(outcome.form)
         if isinstance(action, SendBye):
             self._send(ring_pb2.AttendRequest(bye=self.said_bye))
         self.notify()
@@ -555,14 +560,17 @@ class WorkerModel:
         self.drop()
 
     async def form(self, go: ring_pb2.Go, me: int) -> None:
-        self._leave_group()
+        self._leave_ring()
         if self.protocol.fenced != go.generation:
             raise RingAborted("it is over")
         self.cancelled = False
-        key = go.generation, tuple(member.worker_id for member in go.members)
-        group = self.groups.setdefault(key, Group(self.world, go, self.script.ests))
-        self.group = group
-        group.enter(self)
+        if self.early is not None and not self.protocol.is_formed_early(go):
+            self.early.leave(self)
+            self.early = None
+        early, self.early = self.early, None
+        names = tuple(early.members) if early is not None else tuple(one.worker_id for one in go.members)
+        self.group = group = self._group_of(go, names)
+        group.enter(self, go)
         await self._while_wanted(group, lambda: group.formed)
         if self.script.pipeline is not None:
             await self._take_units(group, go, me)
@@ -667,7 +675,22 @@ class WorkerModel:
         self.cancelled = True
         self._leave_group()
 
+    def _form_early(self, change: ring_pb2.Prepare) -> None:
+        if self.early is not None:
+            self.early.leave(self)
+        self.early = self._group_of(change, tuple(member.worker_id for member in change.members))
+        self.early.connect(self)
+
+    def _group_of(self, change: ring_pb2.Go | ring_pb2.Prepare, names: tuple[str, ...]) -> Group:
+        return self.groups.setdefault((change.generation, names), Group(self.world, change, self.script.ests))
+
     def _leave_group(self) -> None:
+        if self.early is not None:
+            self.early.leave(self)
+            self.early = None
+        self._leave_ring()
+
+    def _leave_ring(self) -> None:
         if self.group is not None:
             self.group.leave(self, through_with=self.reduced_step)
         self.group, self.reduced_parts, self.reduced_step = None, None, -1

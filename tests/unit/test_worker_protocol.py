@@ -476,3 +476,60 @@ def test_ready_says_which_units_are_held() -> None:
     protocol.loaded(ring_pb2.Loaded(generation=2, step=3))
     [ready] = protocol.prepare(ring_pb2.Prepare(generation=3)).send
     assert ready.ready.holds_state and not ready.ready.units, "a leader has no units before Go"
+
+
+def change(generation: int, *workers: str, secret: bytes = b"s") -> ring_pb2.Prepare:
+    members = [ring_pb2.Member(worker_id=worker, store_address=f"{worker}:1") for worker in workers]
+    return ring_pb2.Prepare(generation=generation, members=members, rendezvous_secret=secret)
+
+
+def go_of(prepare: ring_pb2.Prepare) -> ring_pb2.Go:
+    return ring_pb2.Go(
+        generation=prepare.generation, members=prepare.members, rendezvous_secret=prepare.rendezvous_secret
+    )
+
+
+def test_the_group_of_a_planned_change_forms_beside_the_step_before_it() -> None:
+    protocol, wanted = reported_in_ring(), change(2, "a", "b")
+    planned = ring_pb2.Prepared(generation=1, step=0, then_prepare=wanted)
+    outcome = protocol.prepared(planned)
+    assert outcome.form == wanted and not outcome.abort
+    assert protocol.is_formed_early(go_of(wanted))
+    assert protocol.prepared(planned).form is None  # said again after a reconnect: it forms already
+    protocol.begin_apply(0)
+    protocol.end_apply(0)
+    protocol.go_ahead(go_of(wanted))
+    protocol.entered(2, 1, [])
+    assert not protocol.is_formed_early(go_of(wanted))
+
+
+def test_a_newcomer_and_a_member_that_has_applied_the_step_form_the_group_at_once_too() -> None:
+    newcomer, member, wanted = WorkerProtocol(), in_ring(step=1), change(2, "a", "b")
+    assert newcomer.prepare(wanted).form == wanted
+    outcome = member.prepared(ring_pb2.Prepared(generation=1, step=0, then_prepare=wanted))
+    assert outcome.form == wanted and kinds(outcome) == ["ready"]
+
+
+def test_a_change_that_is_not_planned_forms_no_group_before_its_go() -> None:
+    protocol = in_ring()
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=0, then_prepare=change(2, "a", "b")))
+    outcome = protocol.prepare(change(3, "a", secret=b""))
+    assert outcome.abort and outcome.form is None
+    assert not protocol.is_formed_early(go_of(change(2, "a", "b")))
+
+
+def test_a_group_that_has_formed_early_is_used_for_its_own_ring_only() -> None:
+    """A master whose store has lost a change may decide on other members under the same generation."""
+    protocol = in_ring()
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=0, then_prepare=change(2, "a", "b")))
+    for other in (
+        change(2, "a", "c"),
+        change(2, "b", "a"),
+        change(3, "a", "b"),
+        change(2, "a", "b", secret=b"t"),
+    ):
+        assert not protocol.is_formed_early(go_of(other))
+    again = change(2, "a", "c")
+    assert protocol.prepared(ring_pb2.Prepared(generation=1, step=0, then_prepare=again)).form == again
+    protocol.evict()
+    assert not protocol.is_formed_early(go_of(again))

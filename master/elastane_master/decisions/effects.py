@@ -40,12 +40,15 @@ class Welcome(Message, frozen=True, tag=True):
 
 
 class Prepare(Message, frozen=True, tag=True):
-    """prepared_until: members of a pipeline apply reported steps before this one first."""
+    """prepared_until: members of a pipeline apply reported steps before this one first. rendezvous_key: as in
+    Go, if the members may form their group before it.
+    """
 
     generation: int
     members: tuple[Member, ...]
     reason: str
     prepared_until: int | None = None
+    rendezvous_key: bytes = b""
 
 
 class Doubt(msgspec.Struct, frozen=True):

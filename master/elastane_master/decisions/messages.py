@@ -15,7 +15,14 @@ def prepare(state: JobState, worker: str) -> Prepare:
     members = ring.members if ring.member(worker) else ()
     # In a pipeline no unit may stay a step behind another: prepared steps are applied first.
     applies = state.unit_count and worker in ring.finishing
-    return Prepare(ring.generation, members, ring.reason, state.steps.current if applies else None)
+    return Prepare(
+        ring.generation,
+        members,
+        ring.reason,
+        state.steps.current if applies else None,
+        # Other changes are often superseded: a death may be the first of several.
+        _rendezvous_key(state) if ring.planned and members else b"",
+    )
 
 
 def load(state: JobState) -> Load:

@@ -270,14 +270,15 @@ def _put_manifest(message: ring_pb2.Checkpoint, order: effects.Checkpoint) -> No
         _MESSAGES.fill(saved, entry)
 
 
-def _put_secret(message: ring_pb2.Go, go: effects.Go) -> None:
-    message.rendezvous_secret = group_secret(go.rendezvous_key, group_of(go.generation))
+def _put_secret(message: ring_pb2.Go | ring_pb2.Prepare, told: effects.Go | effects.Prepare) -> None:
+    message.rendezvous_secret = group_secret(told.rendezvous_key, group_of(told.generation))
 
 
 _MESSAGES = Codec(
     NAMES,
     {
         effects.Member: {"start": "ests.start", "end": "ests.end"},
+        effects.Prepare: {"rendezvous_key": Field(put=_put_secret)},
         effects.Go: {
             "contexts": Field(put=lambda message, go: _put_contexts(message, go.resume_step, go.contexts)),
             "rendezvous_key": Field(put=_put_secret),

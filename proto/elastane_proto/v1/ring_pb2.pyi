@@ -488,18 +488,20 @@ class Member(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., ests: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., store_address: _Optional[str] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("generation", "members", "reason", "traceparent", "prepared_until")
+    __slots__ = ("generation", "members", "reason", "traceparent", "prepared_until", "rendezvous_secret")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PREPARED_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_SECRET_FIELD_NUMBER: _ClassVar[int]
     generation: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     reason: str
     traceparent: str
     prepared_until: int
-    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ..., traceparent: _Optional[str] = ..., prepared_until: _Optional[int] = ...) -> None: ...
+    rendezvous_secret: bytes
+    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ..., traceparent: _Optional[str] = ..., prepared_until: _Optional[int] = ..., rendezvous_secret: _Optional[bytes] = ...) -> None: ...
 
 class Doubt(_message.Message):
     __slots__ = ("step_max", "generation_max")

@@ -9,6 +9,7 @@ import torch
 
 from elastane.collective.collectives import StepCollectives
 from elastane.collective.ring_errors import RingAborted
+from elastane.collective.ring_thread import finish_in_thread
 from elastane.collective.transport import RingTransport
 
 
@@ -80,3 +81,9 @@ def test_a_step_that_is_given_up_fails_with_its_reason_and_the_next_one_without(
     alone.begin_step()
     alone.start_buckets(plans, 0, 1, [0], backward_done=True)
     assert str(alone.finish(Memory(plans), None)) == "aborted"
+
+
+def test_a_caller_works_while_its_task_waits_for_others():
+    ring = RingTransport.form(store_address="", prefix="", rank=0, size=1, cancel=threading.Event())
+    is_working = threading.Event()
+    assert finish_in_thread("task", ring, lambda: is_working.wait(60), is_working.set)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -434,6 +435,56 @@ def test_a_change_of_layout_uses_memory_again_but_not_what_the_script_sees(make)
     assert reducer._slots.plans[0].blocks[0] is block
     assert reducer._slots.plans[0].blocks[-1].data_ptr() != module.weight.grad.data_ptr()
     assert torch.equal(module.weight.grad, shown)
+
+
+def test_a_change_of_the_ring_leaves_the_sums_where_the_script_sees_them(make):
+    """All members would wait for new memory and a copy of all gradients."""
+    module = nn.Linear(4, 2)
+    reducer = make(module)
+    _step(reducer, module)
+    reducer.end_step()
+    shown = [(param.grad.data_ptr(), param.grad.clone()) for param in module.parameters()]
+    sums = reducer._slots.plans[0].blocks[-1]
+    reducer.set_ring(_alone(), [(0, 3)], 0)
+    reducer.begin_backward(0, False, record_order=False)
+    assert reducer._slots.plans[0].blocks[-1] is sums
+    for param, average, (place, value) in zip(
+        module.parameters(), reducer._slots.averages, shown, strict=True
+    ):
+        assert param.grad is average and average.data_ptr() == place and torch.equal(average, value)
+
+
+def test_sums_whose_length_depends_on_the_ring_are_copied(make, monkeypatch):
+    module = nn.Linear(4, 2)
+    reducer = make(module)
+    _step(reducer, module)
+    reducer.end_step()
+    shown = [param.grad.clone() for param in module.parameters()]
+    monkeypatch.setattr("elastane.collective.allreduce.chunk_elements", lambda *args: 64)
+    reducer.set_ring(_alone(), [(0, 3)], 0)
+    reducer.begin_backward(0, False, record_order=False)
+    assert reducer._slots.plans[0].blocks[-1].numel() == 3 * 64
+    for param, average, value in zip(module.parameters(), reducer._slots.averages, shown, strict=True):
+        assert param.grad is average and torch.equal(average, value)
+
+
+@pytest.mark.parametrize(("order", "fits"), [([3, 2, 1, 0], True), (None, False)])
+def test_memory_provided_for_a_ring_is_used_where_it_fits(make, order, fits, monkeypatch):
+    """Another layout than the ring has costs the time, and no more."""
+    monkeypatch.setattr(slots, "CanonicalAllreduce", partial(CanonicalAllreduce, way="ring"))
+    module = nn.Sequential(nn.Linear(4, 600), nn.Linear(600, 600))  # its last layout has two buckets
+    reducer = make(module, ests=6)
+    reducer.provide(order, 3, None)
+    provided = {block.data_ptr() for blocks in reducer._provided.values() for block in blocks}
+    assert len(provided) == 3 * (2 if order else 1)
+    reducer.set_ring(RingTransport(object(), 0, 2), [(0, 3), (3, 6)], 0)
+    reducer.set_layout([3, 2, 1, 0])
+    reducer.begin_backward(0, False, record_order=False)
+    used = {slot.data_ptr() for plan in reducer._slots.plans for slot in plan.slots}
+    assert used == provided if fits else not used & provided
+    assert not reducer._provided
+    reducer.provide(order, 3, None)
+    assert not reducer._provided, "it has memory already"
 
 
 def test_a_closed_reducer_leaves_the_model_alone(make):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler
 
-from elastane.data import DataError, script_order, stock_loader
+from elastane.data import BatchSource, DataError, order, script_order, stock_loader
 from elastane.data.order import orders_of
 from elastane.data.script_order import ScriptOrder
 from elastane_common.errors import UnsupportedError
@@ -143,3 +143,33 @@ def test_an_order_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(UnsupportedError, match="more than 50000 indices") as caught:
         ScriptOrder(loader, 2)
     assert "__len__" in caught.value.hint
+
+
+def test_an_order_that_is_expected_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    shuffled = order._randperm
+    monkeypatch.setattr(order, "_randperm", lambda size, seed: (seeds.append(seed), shuffled(size, seed))[1])
+    source = BatchSource(DataLoader(DATA, 10, shuffle=True), 2)  # type: ignore[arg-type]
+    source.expect(3 * source.steps_per_epoch - 1)
+    assert len(seeds) == 1
+    expected = BatchSource(DataLoader(DATA, 10, shuffle=True), 2).index(2, 1, 4)  # type: ignore[arg-type]
+    assert source.index(2, 1, 4) == expected and seeds == [seeds[0]] * 2
+
+
+def test_a_scripts_sampler_is_not_called_before_its_time() -> None:
+    calls: list[int] = []
+
+    class Told(Sampler[int]):
+        def __iter__(self) -> Iterator[int]:
+            calls.append(1)
+            return iter(range(len(DATA)))
+
+        def __len__(self) -> int:
+            return len(DATA)
+
+    source = BatchSource(DataLoader(DATA, 10, sampler=Told()), 2)  # type: ignore[arg-type]
+    counted = len(calls)
+    source.expect(3 * source.steps_per_epoch)
+    assert len(calls) == counted
+    source.index(3, 0, 0)
+    assert len(calls) > counted

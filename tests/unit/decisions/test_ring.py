@@ -101,6 +101,36 @@ def test_a_join_rides_on_the_next_prepared() -> None:
     assert not job.noted("history_rewound")
 
 
+def test_members_of_a_planned_ring_may_form_their_group_before_its_go() -> None:
+    job = JobDriver(settings(4))
+    job.join("a", rendezvous_key=b"key of a")
+    job.tick_due()
+    assert job.take(effects.Prepare)["a"].rendezvous_key == b"", "the first ring may grow until its Go"
+    job.ready("a")
+    job.loaded("a")
+    job.join("b", rendezvous_key=b"key of b")
+    job.step(0)
+    sent = dict(job.sent)
+    assert sent["a"].then_prepare.rendezvous_key == sent["b"].rendezvous_key == b"key of a"
+    job.take()
+    job.ready("a", 1, holds=True)
+    job.ready("b")
+    job.do(events.LeavingReported("b", job.session("b"), "spot notice", 30.0))
+    job.step(1)
+    then = {worker: message.then_prepare for worker, message in job.take(effects.Prepared).items()}
+    assert then["a"].rendezvous_key == b"key of a" and then["b"].rendezvous_key == b""
+
+
+def test_a_ring_that_changes_at_once_forms_its_group_after_its_go() -> None:
+    job = JobDriver(settings(4))
+    job.join("a", rendezvous_key=b"key of a")
+    job.join("b", rendezvous_key=b"key of b")
+    job.tick_due()
+    job.take()
+    job.lose("b")
+    assert job.take(effects.Prepare)["a"].rendezvous_key == b""
+
+
 def test_joins_are_gathered_also_while_the_ring_runs() -> None:
     job = running("a", join_window_seconds=0.5)
     job.join("b")

@@ -258,6 +258,11 @@ def test_a_generations_secret_is_told_in_go_and_the_key_to_nobody() -> None:
     told = attend_response(go, JobSettings(ests=2)).go
     assert told.rendezvous_secret == group_secret(key, group_of(3)) != group_secret(key, group_of(4))
     assert key not in told.SerializeToString()
+    early = effects.Prepared(2, 5, then_prepare=effects.Prepare(3, (MEMBER,), "why", rendezvous_key=key))
+    prepared = attend_response(early, JobSettings(ests=2)).prepared
+    assert prepared.then_prepare.rendezvous_secret == told.rendezvous_secret
+    assert key not in prepared.SerializeToString()
+    assert not attend_response(PREPARE, JobSettings(ests=2)).prepare.rendezvous_secret
     assert hello(ring_pb2.Hello(worker_id="w", role=1, rendezvous_key=key), "s").rendezvous_key == key
 
 

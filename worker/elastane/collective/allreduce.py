@@ -65,8 +65,9 @@ class CanonicalAllreduce:
 
     elements: length of the vector; ranges: virtual ranks of each host in ring order; me: index of this host
     in it. `slots[i]` holds the scaled vector of this host's i-th virtual rank before `run`, `out` the sum
-    after it; all have shape (elements,). members: given if the hosts share memory. Every host builds it with
-    equal arguments.
+    after it; all have shape (elements,). members: given if the hosts share memory. sums: memory of a former
+    sum, taken for this one if its length fits. Every host builds it with equal arguments but `me`, `memory`
+    and `sums`.
     """
 
     def __init__(
@@ -78,12 +79,17 @@ class CanonicalAllreduce:
         memory: Memory,
         way: Way | None = None,
         members: SharedMembers | None = None,
+        sums: Tensor | None = None,
     ) -> None:
         self.ranks = check_ranges(ranges)
         self.ranges = tuple(ranges)
         self.me = me
         self.way = way or way_for(elements, dtype.itemsize, ranges, members is not None)
         first, last = self.ranges[me]
+
+        def memory_of_sum(length: int) -> Tensor:
+            return sums if sums is not None and sums.numel() == length else memory(length)
+
         #: The memory blocks; the last one holds the sum.
         self.blocks: list[Tensor] = []
         self._travel: Ring | Scatter | SharedSum | None = None
@@ -92,23 +98,24 @@ class CanonicalAllreduce:
             low, high = part(elements, len(self.ranges), me)
             mine = memory(max(1, high - low), shared=True)
             self.slots = [memory(elements, shared=True) for _ in range(first, last)]
-            self.out = memory(elements)
+            self.out = memory_of_sum(elements)
             self.blocks = [mine, *self.slots, self.out]
             self._travel = SharedSum(self.slots, mine, self.out, self.ranges, me, members)
         elif self.way == "ring":
-            self.blocks = [memory(elements) for _ in range(first, last + 1)]
-            self.slots, self.out = self.blocks[:-1], self.blocks[-1]
+            self.slots = [memory(elements) for _ in range(first, last)]
+            self.out = memory_of_sum(elements)
+            self.blocks = [*self.slots, self.out]
             self._travel = Ring(self.slots, self.out, self.ranges, me)
         elif self.way == "scatter":
             inbox = memory(Scatter.inbox_elements(elements, dtype.itemsize, ranges, me))
             self.slots = [memory(elements) for _ in range(first, last)]
-            self.out = memory(elements)
+            self.out = memory_of_sum(elements)
             self.blocks = [inbox, *self.slots, self.out]
             self._travel = Scatter(self.slots, self.out, inbox, self.ranges, me)
         else:
             chunk = chunk_elements(elements, dtype.itemsize, self.ranks)
             width = chunk * self.ranks
-            self.blocks = [memory(self.ranks * width), memory(width)]
+            self.blocks = [memory(self.ranks * width), memory_of_sum(width)]
             self._matrix = self.blocks[0].view(self.ranks, width)
             self._matrix[:, elements:].zero_()
             self.slots = [self._matrix[rank, :elements] for rank in range(first, last)]

@@ -42,7 +42,8 @@ from elastane.collective.gradient_digest import GradientDigest
 from elastane.collective.order import Ranges
 from elastane.collective.ring_errors import RingError
 from elastane.collective.script_gradients import ScriptGradients
-from elastane.collective.slots import Slots, allocate
+from elastane.collective.shared_members import SharedMembers
+from elastane.collective.slots import Pool, Slots, allocate, provide
 from elastane.collective.transport import RingTransport
 from elastane_common.errors import StepError, UnsupportedError
 
@@ -84,6 +85,8 @@ class Reducer:
         self._layout_order: list[int] | None = None
         self._slots: Slots | None = None
         self._stale = True
+        #: Memory for the next ring.
+        self._provided: Pool = {}
         self._backward: Backward | None = None
         #: Parameters that some EST of this worker used in the step; after the exchange, some EST of the ring.
         self._used = bytearray(len(self._params))
@@ -136,6 +139,18 @@ class Reducer:
         if order != self._layout_order:
             self._layout_order = order
             self._stale = True
+
+    def provide(self, ready_order: Sequence[int] | None, ests: int, members: SharedMembers | None) -> None:
+        """Allocate host memory for this worker's first ring, which otherwise the ring's first step would do.
+
+        Called while this worker waits for its state. Arguments: the ring's layout as for `set_layout`; the
+        number of this worker's ESTs; the members' memory if they share it. What the ring turns out to have no
+        use for is released.
+        """
+        if self._slots is not None or not self._params[0].is_cpu:
+            return
+        layout = self._layout_for(None if ready_order is None else list(ready_order))
+        self._provided = provide(layout, ests, members)
 
     # ------------------------------------------------------------------ the step
 
@@ -429,24 +444,30 @@ class Reducer:
     # ------------------------------------------------------------------ memory
 
     def _reallocate(self) -> None:
-        """Allocate slots and sums for the current ring and layout, reusing previous memory where it fits."""
-        old = self._slots
+        """Allocate slots and sums for the current ring and layout, reusing previous memory where it fits.
+
+        Sums that p.grad shows stay where they are, or else are copied: all members of a ring that changes
+        would wait for 100 MB of new memory for each 25 million parameters.
+        """
+        old, layout = self._slots, self._layout_for(self._layout_order)
         shown = any(param.grad is not None for param in self._params)
-        pool = old.recycled(sums=not shown) if old is not None else {}
-        self._slots = None
+        pool = old.recycled(sums=not shown) if old is not None else self._provided
+        self._slots, self._provided = None, {}
         ring = self.collectives
+        kept = old.sums if old is not None and shown and old.layout == layout else None
         slots = self._slots = allocate(
-            self._layout(), ring.ranges, ring.me, len(self._params), pool, ring.members
+            layout, ring.ranges, ring.me, len(self._params), pool, ring.members, kept
         )
         self._stale = False
         if old is not None and shown:
             for param, before, average in zip(self._params, old.averages, slots.averages, strict=True):
                 if param.grad is before:
-                    param.grad = average.copy_(before)
+                    stays = average.data_ptr() == before.data_ptr()
+                    param.grad = average if stays else average.copy_(before)
 
-    def _layout(self) -> list[Bucket]:
+    def _layout_for(self, order: list[int] | None) -> list[Bucket]:
         if not self._rebuilds:
             return unused_layout(self._params, self._bucket_cap_mb)
-        if self._layout_order is None:
+        if order is None:
             return first_layout(self._params)
-        return rebuilt_layout(self._params, self._layout_order, self._bucket_cap_mb)
+        return rebuilt_layout(self._params, order, self._bucket_cap_mb)

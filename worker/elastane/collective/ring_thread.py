@@ -115,16 +115,23 @@ class RingThread:
             del error
 
 
-def finish_in_thread(name: str, transport: RingTransport, task: Callable[[], Result]) -> Result:
+def finish_in_thread(
+    name: str,
+    transport: RingTransport,
+    task: Callable[[], Result],
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Result:
     """Run `task` in a thread and return its result; RingAborted or RingBroken if the ring ends before it
     does.
 
-    An abandoned task may continue afterwards: it must not touch anything that others use.
+    An abandoned task may continue afterwards: it must not touch anything that others use. meanwhile: work for
+    the calling thread, which otherwise only waits.
     """
     results: list[Result] = []
     thread = RingThread(name, transport)
     thread.submit(lambda: results.append(task()))
     try:
+        meanwhile()
         thread.finish()
     finally:
         thread.close()

@@ -9,6 +9,7 @@ Both are views of the flat vectors that `CanonicalAllreduce` works on, placed as
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -60,6 +61,11 @@ class Slots:
             plan.settle()
 
     @property
+    def sums(self) -> list[Tensor]:
+        """Memory of each bucket's sums."""
+        return [plan.blocks[-1] for plan in self.plans]
+
+    @property
     def sum_versions(self) -> list[int]:
         """Version counter of each bucket's sums."""
         return [plan.out._version for plan in self.plans]
@@ -80,11 +86,13 @@ def allocate(
     parameters: int,
     pool: Pool,
     members: SharedMembers | None = None,
+    sums: Sequence[Tensor] | None = None,
 ) -> Slots:
     """Allocate slots and sums for a layout.
 
     ranges: ESTs of each member; me: this member's index; pool: memory to reuse; members: given if they share
-    memory.
+    memory. sums: memory of the sums of the same layout, which keep their place, and with it their contents,
+    where their length does not depend on the ring.
     """
     plans = [
         CanonicalAllreduce(
@@ -94,8 +102,9 @@ def allocate(
             me,
             _memory(pool, bucket, members),
             members=members if bucket.device.type == "cpu" else None,
+            sums=None if sums is None else sums[number],
         )
-        for bucket in layout
+        for number, bucket in enumerate(layout)
     ]
     start, end = ranges[me]
     by_slot: list[dict[int, Tensor]] = [{} for _ in range(end - start)]
@@ -115,6 +124,20 @@ def allocate(
         bucket_of,
         [_is_gathered(bucket) for bucket in layout],
     )
+
+
+def provide(layout: list[Bucket], ests: int, members: SharedMembers | None) -> Pool:
+    """Return memory for the slots of so many ESTs in a ring to come, already touched: pages are in place.
+
+    members: given if they share memory.
+    """
+    pool: Pool = defaultdict(list)
+    for bucket in layout:
+        shared = members is not None and bucket.device.type == "cpu"
+        take = _memory({}, bucket, members)
+        blocks = [take(bucket.elements, shared=shared).zero_() for _ in range(ests)]
+        pool[bucket.elements, bucket.dtype, bucket.device, shared] += blocks
+    return pool
 
 
 def _is_gathered(bucket: Bucket) -> bool:

@@ -140,16 +140,11 @@ class RingTransport:
         on its machine. Raises RingAborted as soon as `cancel` is set, RingBroken if the store or a peer is
         unreachable or does not come within the timeout.
 
-        The group is built in a separate thread, because nothing can interrupt the building. A cancelled
-        thread is abandoned and drops its group once it has one.
         """
         if cancel.is_set():
             raise RingAborted("the group was cancelled before it formed")
-        if size == 1:
-            return cls(None, rank, size)
-        forming = _Forming(store_address, prefix, secret, rank, size, device, timeout_seconds, shared_memory)
-        group, members = forming.result(cancel)
-        return cls(group, rank, size, members)
+        forming = Forming(store_address, prefix, secret, rank, size, device, timeout_seconds, shared_memory)
+        return forming.result(cancel)
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Transfer:
         """Start to send a contiguous tensor. Raises RingAborted or RingBroken."""
@@ -323,8 +318,12 @@ def _times_out(group: _GlooGroup, nothing: Tensor, peer: int) -> bool:
     raise AssertionError("a message came on the silent tag")
 
 
-class _Forming:
-    """One attempt to build a group, in a thread that is abandoned if the group is cancelled."""
+class Forming:
+    """One attempt to build a group; arguments as for `RingTransport.form`.
+
+    The group is built in a separate thread, because nothing can interrupt the building. A thread whose group
+    is cancelled is abandoned, and drops its group once it has one.
+    """
 
     #: Threads that are still forming a group; process exit waits briefly for them.
     running: Final[set[threading.Thread]] = set()
@@ -336,12 +335,11 @@ class _Forming:
         secret: bytes,
         rank: int,
         size: int,
-        device: torch.device,
-        timeout_seconds: float,
-        shared_memory: bool,
+        device: torch.device = _CPU,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        shared_memory: bool = True,
     ) -> None:
-        host, _, port = store_address.rpartition(":")
-        self._host, self._port = host.strip("[]"), int(port)
+        self._store_address = store_address
         self._prefix, self._rank, self._size, self._device = prefix, rank, size, device
         self._secret = secret
         self._timeout = timedelta(seconds=timeout_seconds)
@@ -351,27 +349,37 @@ class _Forming:
         self._finished = threading.Event()
         self._group: _Group | None = None
         self._error: RuntimeError | OSError | None = None
+        if size == 1:
+            self._finished.set()
+            return
         thread = threading.Thread(target=self._run, name=f"elastane-form-{prefix}", daemon=True)
         self.running.add(thread)
         thread.start()
 
-    def result(self, cancel: Cancel) -> tuple[_Group, SharedMembers | None]:
-        """Return the group, and the members' shared memory if they can share it.
-
-        Raises RingAborted once `cancel` is set, RingBroken if the group cannot be built.
-        """
+    def result(self, cancel: Cancel) -> RingTransport:
+        """Wait for the group. Raises RingAborted once `cancel` is set, RingBroken if it cannot be built."""
         while not (self._finished.wait(_CANCEL_POLL_SECONDS) or cancel.is_set()):
             pass
         if cancel.is_set():
-            self._let_go()
+            self.give_up()
             raise RingAborted(f"group {self._prefix} was cancelled while it formed")
-        if self._group is None:
+        if self._group is None and self._size > 1:
             raise RingBroken(
                 f"group {self._prefix} did not form: {_first_line(self._error)}",
                 rank=self._rank,
                 size=self._size,
             ) from self._error
-        return self._group, self._members
+        return RingTransport(self._group, self._rank, self._size, self._members)
+
+    def give_up(self) -> None:
+        """Abandon the group: whatever exists of it, now or later, ends for the peers too. Idempotent."""
+        self._unwanted = True
+        if not self._finished.is_set():
+            return  # `_run` calls this again
+        if self._members is not None:
+            self._members.leave()
+        if isinstance(self._group, NcclGroup):
+            self._group.abort()
 
     def _run(self) -> None:
         try:
@@ -381,25 +389,19 @@ class _Forming:
         finally:
             self._finished.set()
             if self._unwanted:
-                self._let_go()
+                self.give_up()
             self.running.discard(threading.current_thread())
 
-    def _let_go(self) -> None:
-        """Abandon the group: whatever exists of it, now or later, ends for the peers too."""
-        self._unwanted = True
-        if not self._finished.is_set():
-            return  # `_run` calls this again
-        if self._members is not None:
-            self._members.leave()
-        if isinstance(self._group, NcclGroup):
-            self._group.abort()
-
     def _build(self) -> _Group:
-        store = MemberStore(self._host, self._port, self._prefix, self._secret, self._timeout.total_seconds())
+        host, _, port = self._store_address.rpartition(":")
+        host = host.strip("[]")
+        store = MemberStore(host, int(port), self._prefix, self._secret, self._timeout.total_seconds())
         try:
             if self._device.type == "cuda":
-                return nccl_group(store, self._host, self._rank, self._size, self._timeout, self._device)
-            group = _gloo_group(store, self._rank, self._size, self._timeout, self._own_address())
+                return nccl_group(store, host, self._rank, self._size, self._timeout, self._device)
+            group = _gloo_group(
+                store, self._rank, self._size, self._timeout, _address_towards(host, int(port))
+            )
             self._members = agree(
                 store,
                 self._rank,
@@ -411,12 +413,13 @@ class _Forming:
         finally:
             store.close()  # no longer needed by the group
 
-    def _own_address(self) -> str:
-        """Return this host's address on the route to the store; sends nothing."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((self._host, self._port))
-            return str(probe.getsockname()[0])
+
+def _address_towards(host: str, port: int) -> str:
+    """Return this host's address on the route to another one; sends nothing."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
 
 
 def _gloo_group(store: Store, rank: int, size: int, timeout: timedelta, address: str) -> _GlooGroup:
@@ -463,5 +466,5 @@ def _first_line(error: BaseException | None) -> str:
 @atexit.register
 def _join_forming() -> None:
     """Wait for forming threads: one that wakes in C++ during interpreter shutdown would abort the process."""
-    for thread in list(_Forming.running):
+    for thread in list(Forming.running):
         thread.join(_EXIT_GRACE_SECONDS)

@@ -136,9 +136,10 @@ class DistributedOrders:
             num_replicas=self._settings.num_replicas,
             drop_last=self._drop_last,
         )
-        return list(self._order(epoch)[places.start : places.stop : places.step])
+        return list(self.order(epoch)[places.start : places.stop : places.step])
 
-    def _order(self, epoch: int) -> Sequence[int]:
+    def order(self, epoch: int) -> Sequence[int]:
+        """Return the epoch's order of all samples; the first call shuffles them."""
         order = self._orders.get(epoch)
         if order is None:
             while len(self._orders) >= _EPOCHS_KEPT:

@@ -37,7 +37,7 @@ from elastane.data.dataset_attributes import DatasetAttributes
 from elastane.data.iterable import ITERATOR, StreamEnd
 from elastane.data.loader_generator import GENERATOR, LoaderGenerator
 from elastane.data.local import LocalMaker
-from elastane.data.order import BatchInfo, ScriptOrders, orders_of
+from elastane.data.order import BatchInfo, DistributedOrders, ScriptOrders, orders_of
 from elastane.data.pinning import Pinner
 from elastane.data.pool import Answer, DataWorkerPool
 from elastane.data.stock import ended_early
@@ -166,6 +166,14 @@ class BatchSource:
         """Return the mini-batches of each EST in step `step`: accumulation_steps, or the remainder."""
         first = step % self.steps_per_epoch * self.accumulation_steps
         return min(self.accumulation_steps, self.batches_per_epoch - first)
+
+    def expect(self, step: int) -> None:
+        """Shuffle for the epoch of `step` now; `position` would do so later, when all others wait.
+
+        Only for orders that follow from the epoch alone: a script's own sampler is not called.
+        """
+        if isinstance(self._orders, DistributedOrders):
+            self._orders.order(step // self.steps_per_epoch)
 
     def position(self, contexts: Mapping[int, EstContext], step: int) -> None:
         """Set the position from the contexts of the ESTs hosted now (virtual rank -> context at the start of

@@ -169,7 +169,7 @@ class BoundaryActions(RingActions):
         device: torch.device,
     ) -> None:
         super().__init__(parts.worker_session, parts.contexts, parts.figures, interval, member, runner.drop)
-        self._reducer = parts.reducer
+        self._reducer, self._source = parts.reducer, parts.source
         self._state = state
         self._saver = saver
         self._num_ests = num_ests
@@ -220,7 +220,15 @@ class BoundaryActions(RingActions):
         receive = partial(
             receive_state, transport, donors=list(go.donors), tag_base=HANDOVER_TAG, device=self._device
         )
-        self._staged = finish_in_thread("elastane-receive", transport, receive)
+        self._staged = finish_in_thread(
+            "elastane-receive", transport, receive, lambda: self._get_ready(go, transport)
+        )
+
+    def _get_ready(self, go: ring_pb2.Go, transport: RingTransport) -> None:
+        """Do beforehand what entering the ring, and its first step, take time for."""
+        self._source.expect(go.resume_step)
+        mine = go.members[transport.rank].ests
+        self._reducer.provide(self._ready_order(go), mine.end - mine.start, transport.members)
 
     async def adopt_state(self, go: ring_pb2.Go) -> None:
         received, self._staged = self._staged, None
@@ -237,15 +245,20 @@ class BoundaryActions(RingActions):
         """Let the reducer and the session use the group that has been formed."""
         assert self._transport is not None
         self._reducer.set_ring(self._transport, [(m.ests.start, m.ests.end) for m in go.members], me)
-        # The step that the bucket order was taken from may be replayed: the order is then known but not yet
-        # in use.
-        order_step = self._reducer.order_step
-        in_use = order_step is not None and go.resume_step > order_step
-        self._reducer.set_layout(list(go.extra.ready_order) if in_use else None)
+        self._reducer.set_layout(self._ready_order(go))
         is_entered = self._session.entered(go)
         if is_entered:
             self._session.spans.entered(go.generation)
         return is_entered
+
+    def _ready_order(self, go: ring_pb2.Go) -> list[int] | None:
+        """Return the order that decides the bucket layout from the resumed step on; None: the first layout.
+
+        The step that the order was taken from may be replayed: it is then known but not yet in use.
+        """
+        order_step = self._reducer.order_step
+        in_use = order_step is not None and go.resume_step > order_step
+        return list(go.extra.ready_order) if in_use else None
 
     def _begin_handover(self, go: ring_pb2.Go) -> RingTransport:
         assert self._transport is not None

@@ -37,6 +37,8 @@ class Outcome:
     send: list[ring_pb2.AttendRequest] = field(default_factory=list)
     #: Abort the collective in flight, and a group that is being formed.
     abort: bool = False
+    #: Begin to form the group of this change; its Go follows.
+    form: ring_pb2.Prepare | None = None
     #: Complete this checkpoint, as the leader.
     manifest: ring_pb2.Checkpoint | None = None
     #: Answer with the parts of the state (`explained`).
@@ -72,6 +74,8 @@ class WorkerProtocol:
     go: ring_pb2.Go | None = None
     #: A planned change that came with Prepared; takes effect once the step is applied.
     planned: ring_pb2.Prepare | None = None
+    #: The change whose group this worker forms before its Go.
+    _early: ring_pb2.Prepare | None = None
     #: The answer to this worker's IntervalReport.
     interval: ring_pb2.IntervalDecided | None = None
     checkpoint: ring_pb2.Checkpoint | None = None
@@ -121,6 +125,20 @@ class WorkerProtocol:
     def is_decided(self, step: int) -> bool:
         """True once this worker knows whether `step` may be applied or is lost with the ring."""
         return self.may_apply(step) or not self.is_running
+
+    def is_formed_early(self, change: ring_pb2.Go | ring_pb2.Prepare) -> bool:
+        """True if the group that `Outcome.form` has begun is that of `change`.
+
+        It is another one's if the master's store has lost a change, and the master decided anew under the
+        same generation.
+        """
+        early = self._early
+        return (
+            early is not None
+            and early.generation == change.generation
+            and list(early.members) == list(change.members)
+            and early.rendezvous_secret == change.rendezvous_secret
+        )
 
     @property
     def must_act(self) -> bool:
@@ -199,9 +217,8 @@ class WorkerProtocol:
         self._broken = None
         if message.HasField("prepared_until") and self.step.stage is Stage.REPORTED and self.generation:
             self._applies_until = message.prepared_until
-        if self._ready_waits:
-            return Outcome(abort=True)
-        return Outcome(send=[self._ready()], abort=True)
+        send = [] if self._ready_waits else [self._ready()]
+        return Outcome(send=send, abort=True, form=self._formed_early(message))
 
     def load_requested(self, message: ring_pb2.Load) -> Outcome:
         """Store the master's request to load a checkpoint or keep the initial state: nobody holds state."""
@@ -235,9 +252,13 @@ class WorkerProtocol:
             self.check = message.check
         # A planned change waits for the step that this Prepared allows, so that nothing is lost or repeated.
         if message.HasField("then_prepare"):
+            form = self._formed_early(message.then_prepare)
             if self.applied_step > message.step and not self._weights_change:
-                return self._fence_planned(message.then_prepare)
+                outcome = self._fence_planned(message.then_prepare)
+                outcome.form = form
+                return outcome
             self.planned = message.then_prepare
+            return Outcome(form=form)
         return Outcome()
 
     def interval_decided(self, message: ring_pb2.IntervalDecided) -> Outcome:
@@ -286,6 +307,7 @@ class WorkerProtocol:
     def evict(self) -> Outcome:
         """Leave the current ring, because the master does not count this worker as a member (any more)."""
         self.generation = 0
+        self._early = None
         self.load = self.go = self.planned = self.checkpoint = self.interval = self.check = None
         self._report = self._interval_report = self._check_report = None
         self._loaded = self._broken = self._ended = None
@@ -308,6 +330,7 @@ class WorkerProtocol:
         self.holds_state = True
         self._take_history(self._history_of_go, step)
         self.ready_order = ready_order
+        self._early = None
         self.load = self.go = self.interval = self.check = None
         self._report = self._interval_report = self._check_report = None
         self._loaded = self._broken = self._ended = None
@@ -506,6 +529,13 @@ class WorkerProtocol:
         if self.holds_state:
             ready.units.extend(self.units)
         return ring_pb2.AttendRequest(ready=ready)
+
+    def _formed_early(self, prepare: ring_pb2.Prepare) -> ring_pb2.Prepare | None:
+        """Return the change if its group is to be formed before its Go, and is not being formed yet."""
+        if self.is_formed_early(prepare):
+            return None
+        self._early = prepare if prepare.rendezvous_secret else None
+        return self._early
 
     def _fence_planned(self, prepare: ring_pb2.Prepare) -> Outcome:
         self.planned = None

@@ -18,7 +18,7 @@ import torch
 from elastane.collective import warming
 from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.ring_errors import RingAborted
-from elastane.collective.transport import RingTransport
+from elastane.collective.transport import Forming, RingTransport
 from elastane.runtime.change_spans import ChangeSpans
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.process_exit import WorkerExits
@@ -71,6 +71,8 @@ class WorkerSession:
         self._error: ElastaneError | None = None
         #: Set to cancel forming a group that the master has superseded.
         self._cancel = threading.Event()
+        #: The group of a planned change that forms before its Go.
+        self._early: Forming | None = None
         self._transport: RingTransport | None = None
         self._session: MasterSession | None = None
         self._store: RendezvousStore | None = None
@@ -138,6 +140,8 @@ class WorkerSession:
                 if self.final_digest is not None and bye.reason == ring_pb2.BYE_REASON_FINISHED:
                     bye.state_digest = self.final_digest
             self._session.close(bye)
+        with self._changed:
+            self._give_up_early()
         if self._transport is not None:
             self._transport.close()
         self.spans.close()
@@ -261,18 +265,12 @@ class WorkerSession:
             self._cancel = cancel = threading.Event()
             # The old group is closed first: its threads and connections must not outlive its generation.
             old, self._transport = self._transport, None
+            if not self.protocol.is_formed_early(go):
+                self._give_up_early()
+            early, self._early = self._early, None
         if old is not None:
             old.close()
-        transport = RingTransport.form(
-            store_address=go.members[0].store_address,
-            prefix=rendezvous.group_of(go.generation),
-            secret=go.rendezvous_secret,
-            rank=me,
-            size=len(go.members),
-            cancel=cancel,
-            device=self._device,
-            shared_memory=self._environment.shared_memory,
-        )
+        transport = (early or self._begin_forming(go, me)).result(cancel)
         with self._changed:
             self._transport = transport
             # The generation may have been superseded while the group was forming, before abort() could reach
@@ -280,6 +278,17 @@ class WorkerSession:
             if cancel.is_set():
                 raise RingAborted(f"generation {go.generation} is over")
         return transport
+
+    def _begin_forming(self, change: ring_pb2.Go | ring_pb2.Prepare, me: int) -> Forming:
+        return Forming(
+            change.members[0].store_address,
+            rendezvous.group_of(change.generation),
+            change.rendezvous_secret,
+            me,
+            len(change.members),
+            self._device,
+            shared_memory=self._environment.shared_memory,
+        )
 
     def entered(self, go: ring_pb2.Go) -> bool:
         """Start running in the new ring; False if its generation has already been superseded."""
@@ -303,10 +312,32 @@ class WorkerSession:
                 self._session.send(*outcome.send)
             transport = self._transport
             if outcome.abort:
-                self._cancel.set()
+                self._cancel_forming()
+            if outcome.form is not None:
+                self._form_early(outcome.form)
             self._changed.notify_all()
         if outcome.abort and transport is not None:
             transport.abort()
+
+    def _form_early(self, change: ring_pb2.Prepare) -> None:
+        """Begin to form the group of a planned change, under the lock.
+
+        On GPUs a group is formed after its Go: while another one's kernels wait for a peer, it could block.
+        """
+        self._give_up_early()
+        if self._device.type == "cpu":
+            names = [member.worker_id for member in change.members]
+            self._early = self._begin_forming(change, names.index(self._environment.worker_id))
+
+    def _cancel_forming(self) -> None:
+        """Cancel the groups that are being formed, under the lock."""
+        self._cancel.set()
+        self._give_up_early()
+
+    def _give_up_early(self) -> None:
+        early, self._early = self._early, None
+        if early is not None:
+            early.give_up()
 
     def _carry_out(self, outcome: Outcome) -> None:
         """Do what the master asked for and no answer of the protocol covers."""
@@ -330,7 +361,7 @@ class WorkerSession:
     def _session_failed(self, error: ElastaneError) -> None:
         with self._changed:
             self._error = error
-            self._cancel.set()
+            self._cancel_forming()
             transport = self._transport
             self._changed.notify_all()
         if transport is not None:
@@ -345,7 +376,7 @@ class WorkerSession:
         """
         with self._changed:
             self.protocol.evict()
-            self._cancel.set()
+            self._cancel_forming()
             transport = self._transport
             self._changed.notify_all()
         if transport is not None:

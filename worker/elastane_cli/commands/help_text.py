@@ -11,7 +11,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-CONTEXT_SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+CONTEXT_SETTINGS: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """For the context of a command that is called by itself, and of the application."""
 
 
@@ -44,11 +44,18 @@ class HelpGroup(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options and the commands. Called by Typer."""
         _write_parameters(self, ctx, formatter)
-        commands = [self.commands[name] for name in self.list_commands(ctx)]
-        shown = [command for command in commands if not command.hidden]
-        texts = [(command.name, command.get_short_help_str(limit=_SHORT_HELP_LENGTH)) for command in shown]
-        headings = [getattr(command, "rich_help_panel", None) or "Commands" for command in shown]
-        _write(formatter, zip(headings, texts, strict=True))
+        commands = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        _write(
+            formatter,
+            [
+                (
+                    getattr(command, "rich_help_panel", None) or "Commands",
+                    (name, command.get_short_help_str(limit=_SHORT_HELP_LENGTH)),
+                )
+                for name, command in commands
+                if not command.hidden
+            ],
+        )
 
 
 _SHORT_HELP_LENGTH: Final = 1000

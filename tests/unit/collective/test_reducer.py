@@ -124,6 +124,21 @@ def test_which_gradients_there_were_when_a_step_began_is_told_all_through_it(mak
     assert reducer.gradients.state_dict() == {"defined": []}
 
 
+def test_averages_are_the_same_and_have_no_graph_where_backward_makes_one(make):
+    averages = []
+    for options in ({}, {"create_graph": True}):
+        torch.manual_seed(0)
+        module = nn.Linear(4, 2)
+        reducer = make(module)
+        for slot in range(3):
+            module.zero_grad()
+            reducer.begin_backward(slot, slot == 2, record_order=False)
+            module(torch.full((2, 4), slot + 1.0)).square().sum().backward(**options)
+        averages.append([module.weight.grad, module.bias.grad])
+        assert not any(one.requires_grad for one in averages[-1])
+    assert all(torch.equal(*pair) for pair in zip(*averages, strict=True))
+
+
 def test_a_step_that_is_not_confirmed_is_not_summed(make):
     module = nn.Linear(4, 2)
     reducer = make(module)

@@ -373,11 +373,11 @@ class Reducer:
             for index, gradient, _ in waiting:
                 self._scale_into(views[index], gradient, False)
             return
-        with torch.no_grad():
-            torch._foreach_copy_(
-                [views[index] for index, _, _ in waiting], [gradient for _, gradient, _ in waiting]
-            )
-            slots.plans[bucket].slots[backward.slot].mul_(self._factor)
+        # None of the tensors requires a gradient, so no graph arises, whether or not backward() makes one.
+        torch._foreach_copy_(
+            [views[index] for index, _, _ in waiting], [gradient for _, gradient, _ in waiting]
+        )
+        slots.plans[bucket].slots[backward.slot].mul_(self._factor)
 
     def _check_zeroed(self, bucket: int, backward: Backward, slots: Slots) -> None:
         """Raise UnsupportedError if gradients were added to the last step's averages without zeroing them.

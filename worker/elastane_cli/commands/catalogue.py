@@ -10,9 +10,9 @@ import importlib
 from typing import Any, Final, NamedTuple
 
 import typer
-from typer.core import TyperGroup
 
 from elastane_cli.commands.config_file import ConfigFile
+from elastane_cli.commands.help_text import Application, HelpGroup
 
 
 class Entry(NamedTuple):
@@ -202,7 +202,7 @@ COMMANDS: Final = {
 }
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(HelpGroup):
     """Group that lists commands from the catalogue and loads one when it is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -224,7 +224,7 @@ def list_in(app: typer.Typer) -> None:
 
 def load(name: str) -> Any:
     """Import a command's module; return the command with all its options."""
-    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
+    app = Application(add_completion=False)
     app.callback()(_listed)  # without a callback, Typer makes a module's only command the application
     importlib.import_module(f"elastane_cli.commands.{COMMANDS[name].module}").register(app)
     group: Any = typer.main.get_command(app)

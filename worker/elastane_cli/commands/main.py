@@ -13,34 +13,31 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from elastane_cli.commands.catalogue import COMMANDS, CommandGroup, list_in, load
 from elastane_cli.commands.config_file import ConfigFile, ConfigFileError, find_config
+from elastane_cli.commands.help_text import CONTEXT_SETTINGS, Application
 from elastane_cli.commands.signals import keep_signals
 from elastane_proto.versions import release
 
-HELP_OPTIONS = ["-h", "--help"]
+HELP_OPTIONS = CONTEXT_SETTINGS["help_option_names"]
 EPILOG = "Exit codes: 0 ok, 1 failure, 2 bad usage, 3 not found or refused, 4 master unreachable, 130 Ctrl-C."
 
 
 def build_app() -> typer.Typer:
     """Return the application with all commands."""
-    app = typer.Typer(
+    app = Application(
         name="elastane",
         cls=CommandGroup,
         help="Elastic PyTorch training whose result is bit for bit that of stock DistributedDataParallel.",
         epilog=EPILOG,
         no_args_is_help=True,
         add_completion=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
-        context_settings={"help_option_names": HELP_OPTIONS},
+        context_settings=dict(CONTEXT_SETTINGS),
     )
     app.callback()(_root)
     list_in(app)
@@ -113,10 +110,8 @@ def main(arguments: Sequence[str] | None = None, *, reads_config: bool = True) -
     try:
         file = find_config(Path.cwd(), os.environ) if reads_config else ConfigFile()
         file.check_tables(list(COMMANDS))
-        if len(given) in (1, 2) and given[-1] in HELP_OPTIONS:
-            _leave_out_markdown()
-            if given[0] in COMMANDS:
-                _help_of(given, file)
+        if len(given) == 2 and given[0] in COMMANDS and given[1] in HELP_OPTIONS:
+            _help_of(given, file)
         group: Any = typer.main.get_command(build_app())
         group(args=given, prog_name="elastane", obj=file, default_map=file.root_defaults(group))
     except ConfigFileError as error:
@@ -128,22 +123,6 @@ def main(arguments: Sequence[str] | None = None, *, reads_config: bool = True) -
         _leave(141)
 
 
-def _leave_out_markdown() -> None:
-    """Import Typer's texts without rich's parsers of Markdown and source code, a third of a help's time.
-
-    No help of ours shows either.
-    """
-    left_out = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
-    left_out = {name: kind for name, kind in left_out.items() if name not in sys.modules}
-    for name, kind in left_out.items():
-        sys.modules[name] = ModuleType(name)
-        setattr(sys.modules[name], kind, type(kind, (), {}))
-    with suppress(ImportError):  # a Typer that needs more of them imports them itself
-        import typer.rich_utils  # noqa: F401
-    for name in left_out:
-        del sys.modules[name]
-
-
 def _help_of(given: list[str], file: ConfigFile) -> NoReturn:
     """Print a command's help without building the whole application, for which Typer imports pydantic."""
     name, option = given
@@ -152,7 +131,7 @@ def _help_of(given: list[str], file: ConfigFile) -> NoReturn:
         args=[option],
         prog_name=f"elastane {name}",
         default_map=file.defaults(name, command),
-        **{"help_option_names": HELP_OPTIONS, **command.context_settings},
+        **{**CONTEXT_SETTINGS, **command.context_settings},
     )
     raise AssertionError("a command ends by itself")
 

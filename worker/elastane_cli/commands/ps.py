@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
 
 from elastane_cli.commands.common import (
     MASTER_DEFAULT,
@@ -23,6 +22,7 @@ from elastane_cli.commands.common import (
     console,
     print_json,
 )
+from elastane_cli.commands.help_text import Application, HelpGroup
 from elastane_cli.commands.ps_replay import replay
 from elastane_cli.commands.run_options import SCRIPT_SETTINGS
 from elastane_common.exit_codes import CODE_FAILED
@@ -64,7 +64,7 @@ _TEXTS: Final = frozenset({"PS", "STATE", "BACKUP", "HOT SLOTS"})
 _RUNS_SHOWN: Final = 10
 
 
-class _Actions(TyperGroup):
+class _Actions(HelpGroup):
     """Treats a first argument that names no action as the job to show."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -74,7 +74,7 @@ class _Actions(TyperGroup):
 
 
 def register(app: typer.Typer) -> None:
-    actions = typer.Typer(cls=_Actions, help=HELP, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    actions = Application(cls=_Actions, help=HELP)
     actions.callback()(lambda: None)
     for function in (show, audit, checkpoint, rewind, export, drain):
         actions.command(function.__name__)(function)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.markup import escape
 
 from elastane_cli.commands.common import console, print_error, worker_limits
 from elastane_cli.commands.job_options import PipelineOption, ShadowOption, pipeline_arguments
@@ -335,6 +334,8 @@ def _print_difference(out: Console, result: VerifyResult) -> None:
 
 def _print_findings(out: Console, findings: Sequence[Finding]) -> None:
     """Print findings in the source that may make a difference under other churn or in unchecked results."""
+    from rich.markup import escape
+
     from elastane.diagnose.findings import Severity
 
     for finding in findings:

@@ -260,3 +260,11 @@ def test_a_file_that_is_not_there_is_bad_usage(option: str, asked: list[AgentSet
     result = run("--ests", "2", option, "nowhere")
     assert result.exit_code == 2 and re.search(f"Invalid value for '?{option}", result.output)
     assert not asked
+
+
+def test_a_rank_of_torchrun_is_an_agent_only_of_a_given_master(asked: list[AgentSettings]) -> None:
+    alone = run("--ests", "2", WORLD_SIZE="2", RANK="0")
+    assert (alone.exit_code, asked) == (3, [])
+    assert "WORLD_SIZE is 2" in alone.output and "ELA426" in alone.output
+    assert run("--ests", "2", "--master", "10.0.0.5:50051", WORLD_SIZE="2").exit_code == 4
+    assert len(asked) == 1

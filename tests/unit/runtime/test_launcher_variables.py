@@ -25,6 +25,10 @@ READS = {
     "os.environ.get('RANK'); allow(); check(); os.environ.get('RANK')": "",
     "sys.path.append('site-packages'); import package; begin(); package.ask(); package.ask()": "",
     "sys.path.insert(0, 'site-packages'); import accelerate.state as s; s.ask()": "ELA368",
+    "sys.path.insert(0, 'site-packages'); import lightning.env as e; e.ask()": "",
+    "sys.path.insert(0, 'site-packages'); import lightning.env as e; e.creates_processes_externally()": (
+        "train.py:3 uses a strategy of Lightning's own"
+    ),
     "know('accelerate'); sys.path.insert(0, 'site-packages'); import accelerate.state as s; s.ask()": "",
 }
 
@@ -38,10 +42,13 @@ def test_who_reads_a_variable_of_the_launcher_is_refused_at_that_line(tmp_path: 
     (tmp_path / "site-packages" / "package.py").write_text(
         "import os\ndef ask():\n    assert os.environ.get('RANK') is None\n"
     )
-    accelerate = tmp_path / "site-packages" / "accelerate"
-    accelerate.mkdir()
-    (accelerate / "__init__.py").touch()
-    shutil.copy(tmp_path / "site-packages" / "package.py", accelerate / "state.py")
+    for library, module in (("accelerate", "state.py"), ("lightning", "env.py")):
+        folder = tmp_path / "site-packages" / library
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+        shutil.copy(tmp_path / "site-packages" / "package.py", folder / module)
+    with (folder / "env.py").open("a") as file:
+        file.write("def creates_processes_externally():\n    return 'LOCAL_RANK' in os.environ\n")
     worker = {"ELASTANE_MODE": "elastic", "ELASTANE_WORKER_ID": "w0", "RANK": "7", "LOCAL_RANK": "7"}
     ran = patience.run(
         [sys.executable, "train.py"],

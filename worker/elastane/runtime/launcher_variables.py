@@ -4,7 +4,8 @@ A worker runs several ranks, which change over time. A script that reads `os.env
 silently get the values of a single process, or those of the launcher that started the agent. So these
 variables are removed from the worker's environment, and a script that reads one is refused at that line; it
 may read what it has set itself. torch and Elastane get the true answer (not set), and so does an installed
-package, with one warning; but Accelerate, which would train alone, is refused.
+package, with one warning; but Accelerate, which would train alone, is refused, and so is a strategy of
+Lightning's that would start processes.
 
 Scripts read them before `elastane.init`, so a worker is guarded from `import elastane` on. Until `init` says
 whether single-process answers are intended (`distributed_calls=True`), a read with a default is only
@@ -21,7 +22,7 @@ from typing import Any, Final, NoReturn
 
 from elastane.script_source.launcher import LAUNCHER_VARIABLES
 from elastane.script_source.places import OWN_PACKAGES, place_of, script_frame
-from elastane.script_source.plain_libraries import plain_library_error
+from elastane.script_source.plain_libraries import own_strategy_error, plain_library_error
 from elastane_common.errors import ElastaneError, UnsupportedError
 
 _ALLOW: Final = (
@@ -29,6 +30,9 @@ _ALLOW: Final = (
 )
 _OURS: Final = frozenset({"torch", *OWN_PACKAGES})
 _PASSED_ON: Final = frozenset({"os", "_collections_abc", "collections.abc", __name__})
+_LIGHTNING: Final = frozenset({"lightning", "lightning_fabric", "pytorch_lightning"})
+#: Property of a ClusterEnvironment, read by the strategies that start a process for each rank.
+_LIGHTNING_ASKS: Final = "creates_processes_externally"
 _STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
 
 
@@ -103,6 +107,9 @@ def _asked(name: str, frame: FrameType | None) -> None:
         return
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     if _is_installed(frame.f_code.co_filename):
+        if package in _LIGHTNING and frame.f_code.co_name == _LIGHTNING_ASKS:  # whether it has to start the other ranks itself
+            script = script_frame(frame)
+            _end(own_strategy_error(place_of(script or frame)))
         if package not in _warned:
             if frame.f_globals.get("__name__") == "accelerate.state":  # its Accelerator, or PartialState
                 script = script_frame(frame)

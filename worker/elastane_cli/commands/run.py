@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -90,12 +91,15 @@ def _run(
         _say_what_has_no_price(agent, settings)
 
     from elastane_agent.supervisor.agent import Agent
+    from elastane_agent.supervisor.other_launcher import refuse_other_launcher
     from elastane_common import exit_codes as codes
     from elastane_common.errors import ElastaneError
     from elastane_common.processes.output import Output
 
     planned = _agent_settings(script, agent, settings, module=module)
     try:
+        if not agent.master:
+            refuse_other_launcher(os.environ)
         if not module:
             refuse_plain_libraries(script[0])
         code = Agent(planned, Output(as_json=as_json)).run()

@@ -59,7 +59,10 @@ USES = "from lightning import Trainer\n"
         ({"train.py": "import parts\n" + USES, "parts.py": "x = 1\n"}, "train.py:2"),
         ({"train.py": "import parts\n" + USES, "parts.py": "import elastane\n"}, None),
         ({"train.py": "import parts\n", "parts.py": USES}, "parts.py:1"),
-        ({"train.py": "from kit.fit import main\n", "kit/__init__.py": "", "kit/fit.py": USES}, "kit/fit.py:1"),
+        (
+            {"train.py": "from kit.fit import main\n", "kit/__init__.py": "", "kit/fit.py": USES},
+            "kit/fit.py:1",
+        ),
         (
             {
                 "train.py": USES + "import kit.fit\n",

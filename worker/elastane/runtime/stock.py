@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -25,6 +25,7 @@ from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
+from elastane.runtime.gathering import reduce_states
 from elastane.runtime.job import Job, TurnPlace, checked_max_steps, prepared_already
 from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
@@ -389,6 +390,20 @@ class DdpJob(LocalJob):
             objects.loader, self.num_ests, self.rank, steps_per_epoch=options.steps_per_epoch
         )
         return self._distributed(objects.model, options), self._loader
+
+    def _gathered(self, name: str, asked: str) -> list[bytes]:
+        states: list[Any] = [None] * self.num_ests
+        dist.all_gather_object(states, self._registry.captured(name))
+        return states
+
+    def reduce(self, value: Any, operation: str = "sum") -> Any:
+        return reduce_states(self._states_of_ranks(value, "reduce"), operation, self._all_reduce)
+
+    def _all_reduce(self, tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
+        """Reduce with torch's own collective, which sends this rank's tensor alone."""
+        result = tensors[self.rank].clone()
+        dist.all_reduce(result, getattr(dist.ReduceOp, operation.upper()))
+        return result
 
     def _distributed(self, model: torch.nn.Module, options: TrainOptions) -> DistributedDataParallel:
         device_ids = [int(os.environ.get("LOCAL_RANK", "0"))] if dist.get_backend() == "nccl" else None

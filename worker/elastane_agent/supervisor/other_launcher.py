@@ -37,8 +37,8 @@ def refuse_other_launcher(environment: Mapping[str, str]) -> None:
             raise OtherLauncherError(
                 f"elastane run was started by {launcher}: {name} is {ranks}, and each of these processes "
                 "would start a job of its own",
-                hint=f"start it by itself, in the launcher's place: elastane run --ests {ranks} SCRIPT; or give"
-                f" --master, so that all join one job. If {name} is left over: unset {name}",
+                hint=f"start it by itself, in the launcher's place: elastane run --ests {ranks} SCRIPT; or "
+                f"give --master, so that all join one job. If {name} is left over: unset {name}",
                 variable=name,
             )
 

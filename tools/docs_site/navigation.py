@@ -27,10 +27,12 @@ GROUPS: Final = (
     Group(
         "How to",
         (
+            "installing",
             "howto/running",
             "howto/submitting",
             "howto/verify",
             "howto/converting",
+            "howto/from-torchrun",
             "howto/hugging-face",
             "howto/pipelines",
             "howto/checkpoints",

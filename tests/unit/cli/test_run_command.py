@@ -280,3 +280,12 @@ def test_the_options_of_torchrun_are_taken_with_a_note(asked: list[AgentSettings
     refused = run("--nnodes", "2", "--nproc-per-node", "2")
     assert (refused.exit_code, len(asked)) == (2, 1)
     assert "--hosts" in refused.output
+
+
+def test_without_torch_no_worker_is_started(
+    asked: list[AgentSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    ran = run("--ests", "2")
+    assert (ran.exit_code, asked) == (3, [])
+    assert "pip install 'elastane[worker]'" in ran.output

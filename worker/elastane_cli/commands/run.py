@@ -6,7 +6,7 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
@@ -69,7 +69,7 @@ HELP = "\n\n".join(
 class RunCommand(TyperCommand):
     """`elastane run`, which takes torchrun's options, too."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = [one for one in self.params if one.param_type_name == "option"]
         own = {name: not one.is_flag for one in options for name in one.opts}  # type: ignore[attr-defined]
         try:
@@ -112,6 +112,7 @@ def _run(
         _say_what_has_no_price(agent, settings)
 
     from elastane_agent.supervisor.agent import Agent
+    from elastane_agent.supervisor.first_checks import require_torch
     from elastane_agent.supervisor.other_launcher import refuse_other_launcher
     from elastane_common import exit_codes as codes
     from elastane_common.errors import ElastaneError
@@ -121,6 +122,8 @@ def _run(
     try:
         if not agent.master:
             refuse_other_launcher(os.environ)
+        if agent.hosts is None:
+            require_torch()
         if not module:
             refuse_plain_libraries(script[0])
         code = Agent(planned, Output(as_json=as_json)).run()

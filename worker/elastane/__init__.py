@@ -10,6 +10,7 @@ Importing this package imports neither torch nor grpc; `init` does what it needs
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 from typing import TYPE_CHECKING
@@ -63,7 +64,9 @@ def init(seed: int | None = None, *, distributed_calls: bool = False) -> Job:
 
 
 def __getattr__(name: str) -> object:
-    """RowOptimizer is loaded when it is used: it needs torch."""
+    """RowOptimizer is loaded when it is used, as it needs torch, and so is `elastane.notebook`."""
+    if name == "notebook":
+        return importlib.import_module("elastane.notebook")
     if name == "RowOptimizer":
         from elastane.runtime.slots.row_optimizer import RowOptimizer
 

@@ -33,6 +33,7 @@ GROUPS: Final = (
             "howto/verify",
             "howto/converting",
             "howto/from-torchrun",
+            "howto/notebooks",
             "howto/hugging-face",
             "howto/pipelines",
             "howto/checkpoints",

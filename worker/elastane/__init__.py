@@ -10,7 +10,6 @@ Importing this package imports neither torch nor grpc; `init` does what it needs
 
 from __future__ import annotations
 
-import importlib
 import os
 import random
 from typing import TYPE_CHECKING
@@ -66,7 +65,9 @@ def init(seed: int | None = None, *, distributed_calls: bool = False) -> Job:
 def __getattr__(name: str) -> object:
     """RowOptimizer is loaded when it is used, as it needs torch, and so is `elastane.notebook`."""
     if name == "notebook":
-        return importlib.import_module("elastane.notebook")
+        import elastane.notebook as notebook  # not `from elastane`, which asks this function
+
+        return notebook
     if name == "RowOptimizer":
         from elastane.runtime.slots.row_optimizer import RowOptimizer
 

@@ -392,18 +392,29 @@ class DdpJob(LocalJob):
         return self._distributed(objects.model, options), self._loader
 
     def _gathered(self, name: str, asked: str) -> list[bytes]:
-        states: list[Any] = [None] * self.num_ests
-        dist.all_gather_object(states, self._registry.captured(name))
-        return states
+        # Not all_gather_object, which unpickles.
+        own = torch.frombuffer(bytearray(self._registry.captured(name)), dtype=torch.uint8)
+        sizes = [int(size) for size in self._all_gather(torch.tensor([len(own)]))]
+        padded = torch.nn.functional.pad(own, (0, max(sizes) - len(own)))
+        states = self._all_gather(padded)
+        return [bytes(state[:size].numpy()) for state, size in zip(states, sizes, strict=True)]
+
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return this tensor of every rank, on the CPU."""
+        sent = tensor.to(_collective_device())
+        found = [torch.empty_like(sent) for _ in range(self.num_ests)]
+        dist.all_gather(found, sent)
+        return [one.cpu() for one in found]
 
     def reduce(self, value: Any, operation: str = "sum") -> Any:
         return reduce_states(self._states_of_ranks(value, "reduce"), operation, self._all_reduce)
 
     def _all_reduce(self, tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
         """Reduce with torch's own collective, which sends this rank's tensor alone."""
-        result = tensors[self.rank].clone()
+        own = tensors[self.rank]
+        result = own.clone().to(_collective_device())
         dist.all_reduce(result, getattr(dist.ReduceOp, operation.upper()))
-        return result
+        return result.to(own.device)
 
     def _distributed(self, model: torch.nn.Module, options: TrainOptions) -> DistributedDataParallel:
         device_ids = [int(os.environ.get("LOCAL_RANK", "0"))] if dist.get_backend() == "nccl" else None
@@ -439,6 +450,11 @@ def _backend() -> str:
     ranks_here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"]
     has_gpus = torch.cuda.is_available() and int(ranks_here) <= torch.cuda.device_count()
     return "nccl" if has_gpus else "gloo"
+
+
+def _collective_device() -> torch.device:
+    """Return the device on which this process group's collectives take tensors."""
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
 def _replaced(objects: tuple[Any, ...], replaced: dict[int, Any]) -> Any:

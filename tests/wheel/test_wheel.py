@@ -117,7 +117,9 @@ def test_bare_it_is_a_client_without_torch(bare: Environment) -> None:
     assert re.search(r"^grpcio==", packages, re.MULTILINE)
     assert not re.search(r"^(torch|numpy)==", packages, re.MULTILINE)
     assert "ELA302" in bare.run("elastane", "errors", "ELA302")
-    assert "no master answered" in bare.run("elastane", "jobs", "--master", "127.0.0.1:9", "--timeout", "1", code=4)
+    assert "no master answered" in bare.run(
+        "elastane", "jobs", "--master", "127.0.0.1:9", "--timeout", "1", code=4
+    )
 
 
 def test_bare_it_says_what_to_install_before_it_trains(bare: Environment) -> None:

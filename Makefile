@@ -9,6 +9,7 @@
 # make test-images    the container images, built and run, and README's commands in a clean one: needs podman or docker
 #                     (tests/images/engine.py)
 # make test-containers    runners that start containers, with real ones: needs podman and busybox-static
+# make test-wheel    the wheel in clean virtual environments: client and master without torch; doctor, run, verify, demo
 # make test-frameworks    scripts of other training libraries in a ring, with the real libraries from PyPI
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
 # make pipeline-parity    every cut of small models into pipelines beside stock DDP, under five minutes: ONLY=model one
@@ -56,7 +57,7 @@ SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 SERVICE_SIM  := PYTHONPATH=tests $(BIN)/python -m service_sim
 SLOT_SIM     := PYTHONPATH=tests $(BIN)/python -m slot_sim
 
-.PHONY: demo service-demo fidelity test collect test-slow test-ci test-further test-all gallery test-kube test-images test-containers test-frameworks test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
+.PHONY: demo service-demo fidelity test collect test-slow test-ci test-further test-all gallery test-kube test-images test-containers test-frameworks test-wheel test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
     service-sim service-mutants slot-sim slot-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
@@ -118,6 +119,9 @@ test-containers: $(VENV)/.installed
 test-frameworks: $(VENV)/.installed
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[integrations]'
 	ELASTANE_TEST_FRAMEWORKS=1 $(BIN)/python -m pytest tests/frameworks -rs
+
+test-wheel: $(VENV)/.installed
+	ELASTANE_TEST_WHEEL=1 $(BIN)/python -m pytest tests/wheel -rs --timeout 3600
 
 test-browser: $(VENV)/.installed
 	@PYTHONPATH=tests $(BIN)/python -c "from browser import chromium as c; raise SystemExit(c.MISSING if c.chromium_path() is None else 0)"

@@ -17,6 +17,9 @@ from google.protobuf import duration_pb2
 from elastane_common.client_errors import ClientClosedError, RequestRefusedError
 from elastane_common.connection import ATTEMPT_SECONDS, MasterConnection, new_request_id
 from elastane_proto.v1 import (
+    common_pb2,
+    context_pb2,
+    context_pb2_grpc,
     job_pb2,
     job_pb2_grpc,
     ps_pb2,
@@ -241,6 +244,14 @@ class MasterClient(MasterConnection):
             yield response.job
 
     # ------------------------------------------------------------------ the ring, events
+
+    def get_context(self, job: str, rank: int, step: int) -> common_pb2.EstContext:
+        """Return the context of one EST at the start of `step`.
+
+        Raises RequestRefusedError, reason "not_found", if the contexts of that step are no longer kept.
+        """
+        request = context_pb2.ContextServiceGetRequest(job=job, virtual_rank=rank, step=step)
+        return self.call(context_pb2_grpc.ContextServiceStub, "Get", request).context
 
     def get_ring(self, job: str) -> ring_pb2.GetRingResponse:
         """Return the current ring."""

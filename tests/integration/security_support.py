@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     "RingService.GetRing": _LOOK,
     "RingService.GetWorkerFigures": _ALL,
     "RingService.WatchEvents": _ALL,
-    "ContextService.Get": _LOOK,
+    "ContextService.Get": {"worker", "reader", "operator"},
     "ContextService.List": _LOOK,
     "MetricService.GetSeries": _LOOK | {"runner"},
     "MetricService.WatchSeries": _LOOK,

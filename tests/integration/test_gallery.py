@@ -69,6 +69,7 @@ EXACT = {
     "seeded in each epoch": "validation.py --seeds",
     "stream without state": "streams.py --data-workers 2",
     "once a step": "turns.py",
+    "values of all ranks": "gathering.py",
 }
 #: Those that `make test` shows: one of each kind.
 QUICK = (

@@ -1,4 +1,4 @@
-"""Scripts of Accelerate and transformers that would train in each worker by itself."""
+"""Scripts of Accelerate, transformers and Lightning that would train in each worker by itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastane.integrations.versions import LibraryVersionError, check_version
-from elastane.script_source.plain_libraries import PlainLibraryError, plain_class
+from elastane.script_source.plain_libraries import PlainLibraryError, plain_class, plain_library_error
 from elastane_cli.commands.run_options import refuse_plain_libraries
 
 
@@ -20,6 +20,14 @@ from elastane_cli.commands.run_options import refuse_plain_libraries
         ("from transformers import BertConfig, Trainer", (1, "transformers", "Trainer")),
         ("def main():\n    from transformers.trainer import Trainer", (2, "transformers", "Trainer")),
         ("import transformers\ntransformers.Trainer()", (2, "transformers", "Trainer")),
+        ("import transformers as hf\nhf.Trainer()", (2, "transformers", "Trainer")),
+        ("import lightning as L\nL.Trainer(strategy='ddp', devices=2)", (2, "lightning", "Trainer")),
+        ("import lightning.pytorch as pl\npl.Trainer(devices=2)", (2, "lightning", "Trainer")),
+        ("import lightning\nlightning.pytorch.Trainer()", (2, "lightning", "Trainer")),
+        ("from lightning import pytorch as pl\npl.Trainer()", (2, "lightning", "Trainer")),
+        ("from lightning.fabric import Fabric", (1, "lightning", "Fabric")),
+        ("import pytorch_lightning as pl\npl.Trainer()", (2, "pytorch_lightning", "Trainer")),
+        ("import lightning as L\nclass Net(L.LightningModule): pass\nhere.Trainer()", None),
         ("from accelerate.utils import set_seed\nimport transformers\ntransformers.pipeline()", None),
         ("from elastane.integrations.accelerate import Accelerator", None),
         ("import elastane\nfrom accelerate import Accelerator", None),
@@ -30,14 +38,56 @@ def test_the_class_that_trains_alone_is_found(script: str, found: object) -> Non
     assert plain_class(ast.parse(script)) == found
 
 
-def test_a_script_is_refused_unless_a_module_beside_it_may_use_the_job(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import parts\nfrom accelerate import Accelerator\n")
-    with pytest.raises(PlainLibraryError, match=r"train\.py:2 uses accelerate's own Accelerator") as error:
-        refuse_plain_libraries(str(script))
-    assert error.value.hint == "from elastane.integrations.accelerate import Accelerator"
-    (tmp_path / "parts.py").write_text("import elastane\n")
-    refuse_plain_libraries(str(script))
+@pytest.mark.parametrize(
+    ("library", "name", "hint"),
+    [
+        ("accelerate", "Accelerator", "from elastane.integrations.accelerate import Accelerator"),
+        ("lightning", "Trainer", "strategy=ElastaneStrategy()"),
+        ("lightning_fabric", "Fabric", "job.prepare"),
+    ],
+)
+def test_the_hint_is_what_to_write_instead(library: str, name: str, hint: str) -> None:
+    assert hint in plain_library_error("train.py:2", library, name).hint
+
+
+USES = "from lightning import Trainer\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "place"),
+    [
+        ({"train.py": "import parts\n" + USES, "parts.py": "x = 1\n"}, "train.py:2"),
+        ({"train.py": "import parts\n" + USES, "parts.py": "import elastane\n"}, None),
+        ({"train.py": "import parts\n", "parts.py": USES}, "parts.py:1"),
+        (
+            {"train.py": "from kit.fit import main\n", "kit/__init__.py": "", "kit/fit.py": USES},
+            "kit/fit.py:1",
+        ),
+        (
+            {
+                "train.py": USES + "import kit.fit\n",
+                "kit/__init__.py": "",
+                "kit/fit.py": "from . import job\n",
+                "kit/job.py": "import train\nimport elastane.integrations.lightning\n",
+            },
+            None,
+        ),
+    ],
+    ids=["nobody", "a module beside", "in a module beside", "in a package", "a package's module, relatively"],
+)
+def test_the_modules_beside_a_script_are_read_with_it(
+    files: dict[str, str], place: str | None, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    script = str(tmp_path / "train.py")
+    if place is None:
+        refuse_plain_libraries(script)
+        return
+    with pytest.raises(PlainLibraryError) as error:
+        refuse_plain_libraries(script)
+    assert str(error.value).startswith(f"{tmp_path / place} uses lightning's own Trainer")
 
 
 @pytest.mark.parametrize(

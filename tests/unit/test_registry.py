@@ -51,6 +51,11 @@ KINDS: dict[str, Kind] = {
     "random.Random": (lambda: random.Random(3), lambda g: (g.gauss(0, 1), g.random())),
     "torch.Generator": (torch_generator, lambda g: float(torch.rand((), generator=g))),
     "state_dict": (Counter, count),
+    "dict": (
+        lambda: {"hits": 0, "sums": torch.zeros(2)},
+        lambda d: d.update(hits=d["hits"] + 1) or d["hits"],
+    ),
+    "tensor": (lambda: torch.zeros(2), lambda t: t.add_(1).tolist()),
 }
 
 

@@ -27,10 +27,13 @@ GROUPS: Final = (
     Group(
         "How to",
         (
+            "installing",
             "howto/running",
             "howto/submitting",
             "howto/verify",
             "howto/converting",
+            "howto/from-torchrun",
+            "howto/notebooks",
             "howto/hugging-face",
             "howto/pipelines",
             "howto/checkpoints",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 import re
 import struct
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -82,13 +83,18 @@ class Registry:
 
     def holds(self, value: object) -> bool:
         """True if this very object is registered."""
-        return any(item.value is value for item in self._items.values())
+        return self.name_of(value) is not None
+
+    def name_of(self, value: object) -> str | None:
+        """Return the name under which this very object is registered; None if it is not."""
+        return next((name for name, item in self._items.items() if item.value is value), None)
 
     def register(self, name: str, value: Any) -> None:
         """Make the state of `value` part of every EST's context. Called by `job.register`, before prepare.
 
-        value: an object with `state_dict` and `load_state_dict`, a NumPy `Generator` or `RandomState`, a
-        `random.Random` or a `torch.Generator`. Raises RegistryError for a name or an object given twice, an
+        value: an object with `state_dict` and `load_state_dict`, a tensor or a dict that the script changes
+        in place, a torchmetrics `Metric`, a NumPy `Generator` or `RandomState`, a `random.Random` or a
+        `torch.Generator`. Raises RegistryError for a name or an object given twice, an
         invalid name, an object of another kind, a state over ITEM_BYTES_MAX, and after `freeze`;
         StateNotCarriedError, with the path, for a state with a part that cannot be encoded.
         """
@@ -127,6 +133,10 @@ class Registry:
         Raises StateNotCarriedError, and RegistryError for a state that has grown over ITEM_BYTES_MAX.
         """
         return {ITEM + name: self._capture(name, item) for name, item in self._items.items()}
+
+    def captured(self, name: str) -> bytes:
+        """Return the current state of one item. Raises as `capture` does."""
+        return self._capture(name, self._items[name])
 
     def restore(self, parts: Mapping[str, bytes]) -> None:
         """Restore every item from `parts`; keys other than "item/..." and reserved ones are ignored.
@@ -241,6 +251,14 @@ def _to_bytes(name: str, item: _Item) -> bytes:
 def _item_of(name: str, value: Any) -> _Item:
     if isinstance(value, type):
         raise _bad_object(name, f"the class {value.__name__}, not an object")
+    if isinstance(value, torch.nn.ModuleDict) and isinstance(value, _torchmetrics("MetricCollection")):
+        raise _bad_object(name, "a MetricCollection, whose metrics share their states; register each metric")
+    if is_metric(value):
+        return _Item("torchmetrics", value, lambda: _metric_state(value), lambda s: _set_metric(value, s))
+    if isinstance(value, torch.Tensor):
+        return _Item("tensor", value, value.detach, lambda state: _set_tensor(value, state))
+    if type(value) is dict:
+        return _Item("dict", value, lambda: value, lambda state: _set_dict(value, state))
     if has_state(value):
         return _Item("state_dict", value, value.state_dict, value.load_state_dict)
     if isinstance(value, np.random.Generator):
@@ -260,9 +278,42 @@ def _item_of(name: str, value: Any) -> _Item:
 def _bad_object(name: str, what: str) -> RegistryError:
     return RegistryError(
         f"item {name!r} is {what}",
-        hint="register a NumPy, Python or torch generator, or an object with state_dict and load_state_dict",
+        hint="register a generator of NumPy, Python or torch, a tensor, a dict, a torchmetrics Metric, or an"
+        " object with state_dict and load_state_dict",
         item=name,
     )
+
+
+def _torchmetrics(name: str) -> Any:
+    """Return a class of torchmetrics; no class if the script has not imported it."""
+    return getattr(sys.modules.get("torchmetrics"), name, ())
+
+
+def is_metric(value: object) -> bool:
+    """True for a Metric of torchmetrics."""
+    return isinstance(value, _torchmetrics("Metric"))
+
+
+def _metric_state(metric: Any) -> dict[str, Any]:
+    """Return all of a torchmetrics Metric's state; its state_dict has none of it by default."""
+    states = {name: getattr(metric, name) for name in metric._defaults}
+    return {"states": states, "updates": metric._update_count}
+
+
+def _set_metric(metric: Any, state: dict[str, Any]) -> None:
+    for name, value in state["states"].items():
+        setattr(metric, name, value)
+    metric._update_count, metric._computed = state["updates"], None
+
+
+def _set_tensor(value: torch.Tensor, state: torch.Tensor) -> None:
+    with torch.no_grad():
+        value.copy_(state)
+
+
+def _set_dict(value: dict[Any, Any], state: dict[Any, Any]) -> None:
+    value.clear()
+    value.update(state)
 
 
 def _setter(owner: Any, attribute: str) -> Callable[[Any], None]:
@@ -293,5 +344,6 @@ __all__ = [
     "StateNotCarriedError",
     "from_bytes",
     "has_state",
+    "is_metric",
     "to_bytes",
 ]

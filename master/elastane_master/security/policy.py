@@ -93,7 +93,7 @@ RULES: dict[str, Rule] = {
     _RING + "GetRing": Rule(_LOOK, "job"),
     _RING + "GetWorkerFigures": Rule(_ALL, "job"),  # an agent serves those of its workers
     _RING + "WatchEvents": Rule(_ALL, "job"),
-    _CONTEXT + "Get": Rule(_LOOK, "job"),
+    _CONTEXT + "Get": Rule(_ALL, "job"),  # job.gather, in a worker
     _CONTEXT + "List": Rule(_LOOK, "job"),
     _METRIC + "GetSeries": Rule(_LOOK_AND_RUN, "job"),
     _METRIC + "WatchSeries": Rule(_LOOK, "job"),

@@ -1,4 +1,4 @@
-"""ContextService: stored contexts of the ESTs, for inspection and audit."""
+"""ContextService: stored contexts of the ESTs, for inspection, audit and `job.gather`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ContextServiceStub:
-    """For people and tools; workers receive contexts in Go.
+    """For people and tools. Workers receive the contexts of their own ESTs in Go.
     """
 
     def __init__(self, channel):
@@ -48,11 +48,11 @@ class ContextServiceStub:
 
 
 class ContextServiceServicer:
-    """For people and tools; workers receive contexts in Go.
+    """For people and tools. Workers receive the contexts of their own ESTs in Go.
     """
 
     def Get(self, request, context):
-        """One context, with its bytes.
+        """One context, with its bytes. A worker reads those of other ESTs for job.gather.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_ContextServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ContextService:
-    """For people and tools; workers receive contexts in Go.
+    """For people and tools. Workers receive the contexts of their own ESTs in Go.
     """
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,25 @@ def test_a_file_that_is_named_must_be_there(
     monkeypatch.setenv("ELASTANE_CONFIG", "nowhere.toml")
     assert run("config") == 2
     assert "nowhere.toml: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[run]\nests = "two"\n', "--ests"),
+        ('[run]\nests = 2\nworkers = "4:1"\n', "--workers"),
+        ('[connection]\nmaster = "nowhere"\n[run]\nests = 2\n', "--master"),
+    ],
+    ids=["by its type", "by the command", "of the connection"],
+)
+def test_a_value_that_an_option_refuses_is_traced_to_the_file(
+    text: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(folder, text)
+    (folder / "train.py").touch()
+    assert run("run", "train.py") == 2
+    said = re.sub(r"[\s│]+", "", capsys.readouterr().err)  # as wide as the terminal, in a box
+    assert words in said
+    assert f"(from{path})" in said
+    assert run("run", "--ests", "x", "train.py") == 2
+    assert "(from" not in capsys.readouterr().err

@@ -260,3 +260,32 @@ def test_a_file_that_is_not_there_is_bad_usage(option: str, asked: list[AgentSet
     result = run("--ests", "2", option, "nowhere")
     assert result.exit_code == 2 and re.search(f"Invalid value for '?{option}", result.output)
     assert not asked
+
+
+def test_a_rank_of_torchrun_is_an_agent_only_of_a_given_master(asked: list[AgentSettings]) -> None:
+    alone = run("--ests", "2", WORLD_SIZE="2", RANK="0")
+    assert (alone.exit_code, asked) == (3, [])
+    assert "WORLD_SIZE is 2" in alone.output and "ELA426" in alone.output
+    assert run("--ests", "2", "--master", "10.0.0.5:50051", WORLD_SIZE="2").exit_code == 4
+    assert len(asked) == 1
+
+
+def test_the_options_of_torchrun_are_taken_with_a_note(asked: list[AgentSettings]) -> None:
+    ran = run("--standalone", "--nproc_per_node=3", "--max-restarts", "2")
+    assert ran.exit_code == 4, ran.output
+    [settings] = asked
+    assert settings.settings is not None
+    assert (settings.settings.ests, settings.budget.restarts_max) == (3, 2)
+    assert "--nproc-per-node 3 is taken as --ests 3" in ran.output
+    refused = run("--nnodes", "2", "--nproc-per-node", "2")
+    assert (refused.exit_code, len(asked)) == (2, 1)
+    assert "--hosts" in refused.output
+
+
+def test_without_torch_no_worker_is_started(
+    asked: list[AgentSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    ran = run("--ests", "2")
+    assert (ran.exit_code, asked) == (3, [])
+    assert "pip install 'elastane[worker]'" in ran.output

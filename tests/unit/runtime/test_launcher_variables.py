@@ -25,6 +25,15 @@ READS = {
     "os.environ.get('RANK'); allow(); check(); os.environ.get('RANK')": "",
     "sys.path.append('site-packages'); import package; begin(); package.ask(); package.ask()": "",
     "sys.path.insert(0, 'site-packages'); import accelerate.state as s; s.ask()": "ELA368",
+    (
+        "sys.path.append('site-packages')\nimport package as p\n"
+        "from elastane.data.current import making_for\n"
+        "with making_for(1): assert p.rank() == ('1', '3', None)\nassert p.rank() == (None, None, None)"
+    ): "",
+    "sys.path.insert(0, 'site-packages'); import lightning.env as e; e.ask()": "",
+    "sys.path.insert(0, 'site-packages'); import lightning.env as e; e.creates_processes_externally()": (
+        "train.py:3 uses a strategy of Lightning's own"
+    ),
     "know('accelerate'); sys.path.insert(0, 'site-packages'); import accelerate.state as s; s.ask()": "",
 }
 
@@ -37,12 +46,17 @@ def test_who_reads_a_variable_of_the_launcher_is_refused_at_that_line(tmp_path: 
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "package.py").write_text(
         "import os\ndef ask():\n    assert os.environ.get('RANK') is None\n"
+        "def rank():\n    return tuple(map(os.environ.get, ('RANK', 'WORLD_SIZE', 'LOCAL_RANK')))\n"
     )
-    accelerate = tmp_path / "site-packages" / "accelerate"
-    accelerate.mkdir()
-    (accelerate / "__init__.py").touch()
-    shutil.copy(tmp_path / "site-packages" / "package.py", accelerate / "state.py")
+    for library, module in (("accelerate", "state.py"), ("lightning", "env.py")):
+        folder = tmp_path / "site-packages" / library
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+        shutil.copy(tmp_path / "site-packages" / "package.py", folder / module)
+    with (folder / "env.py").open("a") as file:
+        file.write("def creates_processes_externally():\n    return 'LOCAL_RANK' in os.environ\n")
     worker = {"ELASTANE_MODE": "elastic", "ELASTANE_WORKER_ID": "w0", "RANK": "7", "LOCAL_RANK": "7"}
+    worker["ELASTANE_ESTS"] = "3"
     ran = patience.run(
         [sys.executable, "train.py"],
         cwd=tmp_path,
@@ -55,7 +69,7 @@ def test_who_reads_a_variable_of_the_launcher_is_refused_at_that_line(tmp_path: 
     said = ran.stdout + ran.stderr
     assert (ran.returncode != 0) == bool(READS[line]), said
     assert READS[line] in said and "not reached" not in said
-    assert said.count("package reads the variable RANK") == ("import package" in line), said
+    assert said.count("package reads the variable RANK") == ("package.ask" in line), said
 
 
 def test_other_processes_are_left_alone() -> None:

@@ -154,7 +154,12 @@ def _check_iterable(loader: DataLoader[Any], steps_per_epoch: int | None) -> Non
 def _check_options(loader: DataLoader[Any]) -> None:
     kind = type(loader)
     if kind.__iter__ is not DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
-        raise _unsupported("loader", f"is a {kind.__name__} with its own iteration", "use torch's DataLoader")
+        raise _unsupported(
+            "loader",
+            f"is a {kind.__name__} with its own iteration",
+            "use torch's DataLoader: the job itself keeps where each EST is in the data, and goes on from"
+            " there",
+        )
     if not loader.in_order:
         raise _unsupported("in_order", "is False, so the order is nondeterministic", "leave it out")
     if loader.generator is not None and loader.generator.device.type != "cpu":

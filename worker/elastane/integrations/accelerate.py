@@ -16,6 +16,7 @@ Accelerate's, with `epochs` as `range`.
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -63,6 +64,13 @@ _REFUSED: Final = {
     "parallelism_config": "it cuts the model over the ranks",
     "dynamo_plugin": "torch.compile is applied by the script, before prepare",
     "dynamo_backend": "torch.compile is applied by the script, before prepare",
+}
+#: The same, as `accelerate launch` passes it on.
+_REFUSED_VARIABLES: Final = {
+    "ACCELERATE_USE_DEEPSPEED": "deepspeed_plugin",
+    "ACCELERATE_USE_FSDP": "fsdp_plugin",
+    "ACCELERATE_USE_MEGATRON_LM": "megatron_lm_plugin",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "parallelism_config",
 }
 RESUMING: Final = "start the job with --checkpoint: it resumes in the middle of an epoch by itself"
 
@@ -162,6 +170,13 @@ class ElasticAccelerator(accelerate.Accelerator):
                     f"Accelerator({name}=...) cannot train in an elastic job: {why}",
                     hint="leave it out",
                     option=name,
+                )
+        for variable, name in _REFUSED_VARIABLES.items():
+            if os.environ.get(variable, "").lower() == "true":
+                raise AccelerateError(
+                    f"the variable {variable} is set, and {_REFUSED[name]}",
+                    hint="unset it: `elastane run` takes the place of `accelerate launch`",
+                    option=variable,
                 )
         self._job: ElasticJob = elastane.init()  # type: ignore[assignment]
         if self._job.num_ests == 1:

@@ -10,13 +10,16 @@ from typing import Any
 import structlog
 from torch.utils.data import DataLoader
 
+from elastane.context import EstContext
 from elastane.data import current
 from elastane.data.source import BatchSource
-from elastane.runtime import distributed_calls, rehearsal
+from elastane.registry import ITEM, is_metric
+from elastane.runtime import distributed_calls, launcher_variables, rehearsal
 from elastane.runtime.asked import how_asked
 from elastane.runtime.assembly import build_trainer
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_values import EpochValues
+from elastane.runtime.gathering import synchronize_by
 from elastane.runtime.job import Job, TurnPlace, checked_max_steps, prepared_already
 from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
@@ -53,6 +56,8 @@ from elastane.script_source.places import place_of
 from elastane.state.train_state import TrainState
 from elastane.state.unit_fingerprint import pieces
 from elastane.tracking.process import TrackerProcesses
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import ElastaneError, StepError, UnsupportedError
 
 _log = structlog.get_logger(__name__)
@@ -103,6 +108,8 @@ class ElasticJob(Job):
         if self._seed is None:
             self._watch.start()
         self._task_session: TaskSession | None = None
+        #: For `gather`; opened when it is first needed, after data workers were forked.
+        self._client: MasterClient | None = None
 
     @property
     def rank(self) -> int:  # type: ignore[override]
@@ -375,6 +382,51 @@ class ElasticJob(Job):
         if self._trainer is None:
             raise StepError("job.log was called before job.prepare")
         self._trainer.steps.log(values)
+
+    def register(self, name: str, value: Any) -> None:
+        super().register(name, value)
+        if is_metric(value) and self.num_ests > 1:
+            distributed_calls.know("torchmetrics")
+            launcher_variables.know("torchmetrics")
+            synchronize_by(value, lambda: self._states_of_ranks(value, "gather"))
+
+    def _gathered(self, name: str, asked: str) -> list[bytes]:
+        trainer = self._trainer
+        if trainer is None or not trainer.joined:
+            raise StepError(
+                f"job.{asked} was called before job.epochs", hint="call it in the loop over job.epochs"
+            )
+        if isinstance(trainer.state, PipelineState):
+            raise UnsupportedError(
+                f"job.{asked} in a pipeline: its workers are stages, not ranks",
+                hint="job.log: trackers and `elastane curve` have the mean over the ranks",
+            )
+        part = ITEM + name
+        rank, own = trainer.contexts_to_gather(asked)
+        if self._registry.captured(name) != own[rank].parts[part]:
+            raise StepError(
+                f"{name!r} was changed after the loader loop, or after backward(): job.{asked} has what the"
+                " ranks had then",
+                hint=f"call job.{asked} before it is reset or changed",
+                item=name,
+            )
+        step = own[rank].step
+        try:
+            return [
+                own[other].parts[part] if other in own else self._context_of(other, step).parts[part]
+                for other in range(self.num_ests)
+            ]
+        except RequestRefusedError as error:
+            if error.reason != "not_found":
+                raise
+            trainer.start_anew(f"job.{asked}: the job has gone on or back without this worker: {error}")
+
+    def _context_of(self, rank: int, step: int) -> EstContext:
+        """Read the context of an EST of another worker."""
+        if self._client is None:
+            seconds = self._environment.master_timeout_seconds
+            self._client = MasterClient(self._environment.master, timeout_seconds=seconds)
+        return EstContext.from_proto(self._client.get_context(self._environment.job, rank, step))
 
     def _pushing(self, ahead: int) -> PushingTasks | None:
         return None if self._ps is None else PushingTasks(self._ps, ahead, own_seeds=self._ps.journal)

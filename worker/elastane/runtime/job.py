@@ -13,10 +13,11 @@ import structlog
 import torch
 from torch.utils.data import DataLoader
 
-from elastane.registry import Registry
+from elastane.registry import Registry, from_bytes, is_metric
 from elastane.rng import Generators, seed_all
 from elastane.runtime.carried import Carried, CarriedValues
 from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.gathering import reduce_states
 from elastane.runtime.pipelines.arguments import PipelineArguments
 from elastane.runtime.schedules import Lengths, schedule_warnings
 from elastane.runtime.slots.errors import NotPushedError, PsModeError
@@ -206,11 +207,56 @@ class Job(abc.ABC):
     def register(self, name: str, value: Any) -> None:
         """Keep a separate state of `value` for every EST, as stock ranks do; call it before `prepare`.
 
-        value: a generator (NumPy's Generator or RandomState, random.Random, torch.Generator) or an object
-        with state_dict and load_state_dict, such as a dataset that changes as it is read. name: letters,
-        digits, "_", "." and "-". Raises RegistryError.
+        value: a generator (NumPy's Generator or RandomState, random.Random, torch.Generator), a tensor or a
+        dict that is changed in place, a torchmetrics Metric, or an object with state_dict and
+        load_state_dict, such as a dataset that changes as it is read. name: letters, digits, "_", "." and
+        "-". `gather` and `reduce` return what all ranks have. Raises RegistryError.
         """
         self._registry.register(name, value)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the state that a registered object has in each rank, in the order of the ranks.
+
+            seen = {"hits": 0, "samples": 0}
+            job.register("seen", seen)                                  # before prepare
+            ...
+                    seen["hits"] += int((scores.argmax(1) == y).sum())  # in the loop, before backward()
+            ...
+            print(job.gather(seen))                                     # between epochs
+
+        Call it between epochs, after the loader loop, or once a step, after optimizer.step() under `if
+        job.stepped:`, in every worker alike. It is what the ranks of DDP exchange with all_gather: the state
+        when backward() ran, after the step in which it ran. The `compute()` of a registered torchmetrics
+        Metric does the same by itself. Raises StepError elsewhere, for an object that is not registered, and
+        for one that was changed after the loader loop or backward().
+        """
+        states = self._states_of_ranks(value, "gather")
+        return [state["states"] for state in states] if is_metric(value) else states
+
+    def reduce(self, value: Any, operation: str = "sum") -> Any:
+        """Return the sum, mean, maximum or minimum over all ranks of a registered tensor or dict of numbers.
+
+        With the bits of DDP's all_reduce over gloo. Called as `gather`. operation: "sum", "mean", "max",
+        "min". Raises StepError as `gather` does, and for states that cannot be reduced.
+        """
+        return reduce_states(self._states_of_ranks(value, "reduce"), operation)
+
+    def _states_of_ranks(self, value: Any, asked: str) -> list[Any]:
+        """Return the state of a registered object in each rank. asked: the method's name."""
+        name = self._registry.name_of(value)
+        if name is None:
+            raise StepError(
+                f"job.{asked} was given a {type(value).__name__} that is not registered",
+                hint='job.register("name", value) before job.prepare makes it an object that each rank has'
+                " for itself; in the loop it is then changed in place",
+            )
+        if self._place() is not None and not self.stepped:
+            raise not_stepped(asked)
+        return [from_bytes(name, state)[1] for state in self._gathered(name, asked)]
+
+    def _gathered(self, name: str, asked: str) -> list[bytes]:
+        """Return the encoded state of a registered object in each rank; hook for the mode."""
+        return [self._registry.captured(name)] * self.num_ests
 
     def carry(self, **values: Any) -> Carried:
         """Make Python values that live across epochs part of the job; call it before `epochs`.
@@ -359,6 +405,16 @@ class Job(abc.ABC):
             yield
         finally:
             generators.restore(before)
+
+
+def not_stepped(asked: str) -> StepError:
+    """Return the error for `gather` or `reduce` in a turn that has not applied its step."""
+    return StepError(
+        f"job.{asked} was called in the loader loop, in a turn that has not applied the step: there are no"
+        " values of all ranks yet",
+        hint="call it after optimizer.step(), under `if job.stepped:`, or between epochs, with a registered"
+        " object that the turns change before backward()",
+    )
 
 
 def prepared_already(name: str) -> StepError:

@@ -4,7 +4,8 @@ A worker runs several ranks, which change over time. A script that reads `os.env
 silently get the values of a single process, or those of the launcher that started the agent. So these
 variables are removed from the worker's environment, and a script that reads one is refused at that line; it
 may read what it has set itself. torch and Elastane get the true answer (not set), and so does an installed
-package, with one warning; but Accelerate, which would train alone, is refused.
+package, with one warning; but Accelerate, which would train alone, is refused, and so is a strategy of
+Lightning's that would start processes. While data is made for an EST, packages get its rank.
 
 Scripts read them before `elastane.init`, so a worker is guarded from `import elastane` on. Until `init` says
 whether single-process answers are intended (`distributed_calls=True`), a read with a default is only
@@ -21,7 +22,7 @@ from typing import Any, Final, NoReturn
 
 from elastane.script_source.launcher import LAUNCHER_VARIABLES
 from elastane.script_source.places import OWN_PACKAGES, place_of, script_frame
-from elastane.script_source.plain_libraries import plain_library_error
+from elastane.script_source.plain_libraries import own_strategy_error, plain_library_error
 from elastane_common.errors import ElastaneError, UnsupportedError
 
 _ALLOW: Final = (
@@ -29,6 +30,9 @@ _ALLOW: Final = (
 )
 _OURS: Final = frozenset({"torch", *OWN_PACKAGES})
 _PASSED_ON: Final = frozenset({"os", "_collections_abc", "collections.abc", __name__})
+_LIGHTNING: Final = frozenset({"lightning", "lightning_fabric", "pytorch_lightning"})
+#: What Lightning's strategies of several processes ask of their ClusterEnvironment, and no other does.
+_LIGHTNING_ASKS: Final = frozenset({"creates_processes_externally", "node_rank"})
 _STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
 
 
@@ -51,8 +55,8 @@ class _Guarded(os._Environ):  # type: ignore[type-arg]
         try:
             return super().__getitem__(key)
         except KeyError:
-            if key in LAUNCHER_VARIABLES:
-                _asked(key, sys._getframe(1))
+            if key in LAUNCHER_VARIABLES and (answer := _asked(key, sys._getframe(1))) is not None:
+                return answer
             raise
 
 
@@ -92,17 +96,22 @@ def check() -> None:
         raise _refusal
 
 
-def _asked(name: str, frame: FrameType | None) -> None:
-    """Refuse a read by the script; return for callers that get the true answer."""
+def _asked(name: str, frame: FrameType | None) -> str | None:
+    """Refuse a read by the script; return what others are told, None if the variable is not set."""
     global _refusal
     plain = frame is not None and frame.f_globals.get("__name__") not in _PASSED_ON
     while frame is not None and frame.f_globals.get("__name__") in _PASSED_ON:
         frame = frame.f_back
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0] if frame is not None else ""
     if frame is None or package in _OURS:
-        return
+        return None
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     if _is_installed(frame.f_code.co_filename):
+        if (answer := _while_data_is_made(name)) is not None:
+            return answer
+        if package in _LIGHTNING and frame.f_code.co_name in _LIGHTNING_ASKS:
+            script = script_frame(frame)
+            _end(own_strategy_error(place_of(script or frame)))
         if package not in _warned:
             if frame.f_globals.get("__name__") == "accelerate.state":  # its Accelerator, or PartialState
                 script = script_frame(frame)
@@ -115,7 +124,7 @@ def _asked(name: str, frame: FrameType | None) -> None:
                 "Elastane does not. What it does once for all ranks under torchrun, it does in each "
                 "worker"
             )
-        return
+        return None
     error = LauncherVariableError(
         f"{place} reads the variable {name}, which torchrun sets for each rank and Elastane does not",
         hint=LAUNCHER_VARIABLES[name] + _ALLOW,
@@ -126,6 +135,18 @@ def _asked(name: str, frame: FrameType | None) -> None:
         raise error
     if plain:  # os.environ["RANK"]: the script has no default to continue with
         _end(error)
+    return None
+
+
+def _while_data_is_made(name: str) -> str | None:
+    """Return the rank of the EST whose batch is being made here, or the number of ESTs; None at other times.
+
+    A package that splits a stream of data by rank, such as WebDataset, reads them where the stream begins.
+    """
+    current = sys.modules.get("elastane.data.current")
+    if current is None or current.rank is None:
+        return None
+    return {"RANK": str(current.rank), "WORLD_SIZE": os.environ.get("ELASTANE_ESTS")}.get(name)
 
 
 def _end(error: ElastaneError) -> NoReturn:

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -25,6 +25,7 @@ from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
+from elastane.runtime.gathering import reduce_states
 from elastane.runtime.job import Job, TurnPlace, checked_max_steps, prepared_already
 from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
@@ -390,6 +391,31 @@ class DdpJob(LocalJob):
         )
         return self._distributed(objects.model, options), self._loader
 
+    def _gathered(self, name: str, asked: str) -> list[bytes]:
+        # Not all_gather_object, which unpickles.
+        own = torch.frombuffer(bytearray(self._registry.captured(name)), dtype=torch.uint8)
+        sizes = [int(size) for size in self._all_gather(torch.tensor([len(own)]))]
+        padded = torch.nn.functional.pad(own, (0, max(sizes) - len(own)))
+        states = self._all_gather(padded)
+        return [bytes(state[:size].numpy()) for state, size in zip(states, sizes, strict=True)]
+
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return this tensor of every rank, on the CPU."""
+        sent = tensor.to(_collective_device())
+        found = [torch.empty_like(sent) for _ in range(self.num_ests)]
+        dist.all_gather(found, sent)
+        return [one.cpu() for one in found]
+
+    def reduce(self, value: Any, operation: str = "sum") -> Any:
+        return reduce_states(self._states_of_ranks(value, "reduce"), operation, self._all_reduce)
+
+    def _all_reduce(self, tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
+        """Reduce with torch's own collective, which sends this rank's tensor alone."""
+        own = tensors[self.rank]
+        result = own.clone().to(_collective_device())
+        dist.all_reduce(result, getattr(dist.ReduceOp, operation.upper()))
+        return result.to(own.device)
+
     def _distributed(self, model: torch.nn.Module, options: TrainOptions) -> DistributedDataParallel:
         device_ids = [int(os.environ.get("LOCAL_RANK", "0"))] if dist.get_backend() == "nccl" else None
         return DistributedDataParallel(model, device_ids=device_ids, **options.ddp_arguments())
@@ -424,6 +450,11 @@ def _backend() -> str:
     ranks_here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"]
     has_gpus = torch.cuda.is_available() and int(ranks_here) <= torch.cuda.device_count()
     return "nccl" if has_gpus else "gloo"
+
+
+def _collective_device() -> torch.device:
+    """Return the device on which this process group's collectives take tensors."""
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
 def _replaced(objects: tuple[Any, ...], replaced: dict[int, Any]) -> Any:

@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
+from elastane.context import EstContext
 from elastane.data.source import BatchSource
 from elastane.runtime.blocking import finish
 from elastane.runtime.boundary_actions import RingMember
@@ -32,6 +33,7 @@ from elastane.runtime.epoch_loop import EpochLoop
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.est_step import EpochsClosed
 from elastane.runtime.interval import Interval
+from elastane.runtime.job import not_stepped
 from elastane.runtime.loop_exit import when_left
 from elastane.runtime.pipelines.parts import PipelineParts
 from elastane.runtime.pipelines.runner import PipelineRunner
@@ -193,6 +195,29 @@ class Trainer:
         self._worker_session.start(duties)
         finish(self._boundary.settle(in_loop=False))
         self.interval.entered(leads=self.is_leader)
+
+    def contexts_to_gather(self, asked: str) -> tuple[int, dict[int, EstContext]]:
+        """Return the rank whose objects are in place, and this worker's contexts, of which the master has
+        those of all ranks: after the step that this turn has applied, or between epochs.
+
+        Raises StepError where there are none. asked: the method's name.
+        """
+        turn = self.steps.est_step
+        if turn is not None:
+            if not turn.applied:
+                raise not_stepped(asked)
+            return turn.rank, turn.state.contexts
+        if self.interval.est_step is not None or self._worker_session.exits.finished or not self.applied_step:
+            where = "in job.each_rank" if self.interval.est_step is not None else "outside of the training"
+            raise StepError(
+                f"job.{asked} was called {where}",
+                hint="call it between epochs, in the loop over job.epochs after the loader loop",
+            )
+        return self.interval.rank, self._contexts.now
+
+    def start_anew(self, why: str) -> NoReturn:
+        """End the script, so that the agent starts another process."""
+        self._worker_session.exits.start_anew(why)
 
     def turns(self) -> Iterator[Any]:
         """Yield the epoch's mini-batches of the ESTs this worker hosts, replays included."""

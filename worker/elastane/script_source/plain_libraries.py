@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
+from elastane.script_source.places import tree_of
 from elastane_common.errors import UnsupportedError
 
-#: By library, classes that have a counterpart in `elastane.integrations`.
-COUNTERPARTS: Final = {"accelerate": ("Accelerator",), "transformers": ("Trainer", "Seq2SeqTrainer")}
+#: By package, classes that train. Each has a counterpart, or a way to do without it: `_hint`.
+TRAINING_CLASSES: Final = {
+    "accelerate": ("Accelerator",),
+    "transformers": ("Trainer", "Seq2SeqTrainer"),
+    "lightning": ("Trainer", "Fabric"),
+    "pytorch_lightning": ("Trainer",),
+    "lightning_fabric": ("Fabric",),
+}
+#: Files of a script that are read; a larger one is not judged.
+FILES_MAX: Final = 200
 
 
 class PlainLibraryError(UnsupportedError):
-    """A script uses Accelerate's or transformers' own class in an elastic job."""
+    """A script uses the class of another library that trains, in an elastic job."""
 
     code = "ELA368"
 
@@ -22,40 +32,121 @@ def plain_library_error(place: str, library: str, name: str) -> PlainLibraryErro
     """Return the error for a script that uses the class `name` of `library` at `place`."""
     return PlainLibraryError(
         f"{place} uses {library}'s own {name}, which would train in each worker by itself",
-        hint=f"from elastane.integrations.{library} import {name}",
+        hint=_hint(library, name),
         library=library,
     )
 
 
-def plain_class(tree: ast.Module) -> tuple[int, str, str] | None:
-    """Return line, library and name of the first such class that a script uses.
+def own_strategy_error(place: str) -> PlainLibraryError:
+    """Return the error for a script in which Lightning starts the processes of its own "ddp" at `place`."""
+    return PlainLibraryError(
+        f"{place} uses a strategy of Lightning's own, which would start its own processes in each worker",
+        hint=_hint("lightning", "Trainer"),
+        library="lightning",
+    )
 
-    None also for a script that imports Elastane: it may use them beside its job.
+
+def find_plain_class(script: str) -> tuple[str, str, str] | None:
+    """Return place, library and name of the first such class in a script and the modules beside it.
+
+    None if one of these files imports Elastane: the class may be used beside the job.
     """
-    imports = [part for node in ast.walk(tree) for part in _imports(node)]
-    if any(module.partition(".")[0] == "elastane" for module, *_ in imports):
+    found, waiting, seen = None, [Path(script)], {Path(script)}
+    while waiting:
+        path = waiting.pop(0)
+        tree = tree_of(str(path))
+        if tree is None:
+            continue
+        if uses_elastane(tree) or len(seen) > FILES_MAX:
+            return None
+        if found is None and (here := plain_class(tree)) is not None:
+            line, library, name = here
+            found = f"{path}:{line}", library, name
+        beside = set(_modules_beside(tree, path, Path(script).parent)) - seen
+        seen |= beside
+        waiting += sorted(beside)
+    return found
+
+
+def plain_class(tree: ast.Module) -> tuple[int, str, str] | None:
+    """Return line, library and name of the first such class that a file uses.
+
+    None also for a file that imports Elastane: it may use them beside its job.
+    """
+    if uses_elastane(tree):
         return None
-    whole = {module: name for module, name, _ in imports if module in COUNTERPARTS and not name}
-    for module, name, line in imports:
-        library = module.partition(".")[0]
-        if name in COUNTERPARTS.get(library, ()):
-            return line, library, name
+    modules: dict[str, str] = {}  # by the name that the file gives them
     for node in ast.walk(tree):
         match node:
-            case ast.Attribute(ast.Name(library), name) if library in whole and name in COUNTERPARTS[library]:
-                return node.lineno, library, name
+            case ast.Import(aliases):
+                for alias in aliases:
+                    library = alias.name.partition(".")[0]
+                    modules[alias.asname or library] = library
+            case ast.ImportFrom(str(module), aliases, 0):
+                library = module.partition(".")[0]
+                modules |= {alias.asname or alias.name: library for alias in aliases}
+                for alias in aliases:
+                    if alias.name in TRAINING_CLASSES.get(library, ()):
+                        return node.lineno, library, alias.name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            library = modules.get(_root(node.value), "")
+            if node.attr in TRAINING_CLASSES.get(library, ()):
+                return node.lineno, library, node.attr
     return None
 
 
-def modules_of(tree: ast.Module) -> set[str]:
-    """Return the top-level modules that a script imports."""
-    return {module.partition(".")[0] for node in ast.walk(tree) for module, *_ in _imports(node)}
+def uses_elastane(tree: ast.Module) -> bool:
+    """True if a file imports Elastane."""
+    return any(name.partition(".")[0] == "elastane" for node in ast.walk(tree) for name in _imported(node))
 
 
-def _imports(node: ast.AST) -> Iterator[tuple[str, str, int]]:
-    """Yield module, name and line of each import; the name is empty if the module itself is imported."""
+def _hint(library: str, name: str) -> str:
+    if name == "Fabric":
+        return "Fabric is not supported: write its loop with elastane.init, job.prepare and job.epochs"
+    if library in ("lightning", "pytorch_lightning"):
+        package = "" if library == "lightning" else "import lightning in place of pytorch_lightning; "
+        return (
+            f"{package}from elastane.integrations.lightning import ElastaneStrategy, and give it to the"
+            " Trainer: Trainer(..., strategy=ElastaneStrategy())"
+        )
+    return f"from elastane.integrations.{library} import {name}"
+
+
+def _root(node: ast.expr) -> str:
+    """Return the name that a chain of attributes begins with; empty if it begins otherwise."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    """Yield the full names of the modules that a statement may import, without relative ones."""
     match node:
         case ast.Import(aliases):
-            yield from ((alias.name, "", node.lineno) for alias in aliases)
+            yield from (alias.name for alias in aliases)
         case ast.ImportFrom(str(module), aliases, 0):
-            yield from ((module, alias.name, node.lineno) for alias in aliases)
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in aliases)
+
+
+def _modules_beside(tree: ast.Module, path: Path, folder: Path) -> Iterator[Path]:
+    """Yield the files that a file imports from the script's folder, or, relatively, from its own package."""
+    for node in ast.walk(tree):
+        for name in _imported(node):
+            yield from _files_of(folder, name.split("."))
+        if isinstance(node, ast.ImportFrom) and node.level:
+            package = path.parents[node.level - 1] if node.level <= len(path.parents) else folder
+            parts = node.module.split(".") if node.module else []
+            for alias in node.names:
+                yield from _files_of(package, [*parts, alias.name])
+
+
+def _files_of(folder: Path, parts: list[str]) -> Iterator[Path]:
+    """Yield the files that are run when the module of these names is imported from a folder."""
+    for part in parts:
+        if (file := folder / f"{part}.py").is_file():
+            yield file
+        folder = folder / part
+        if (file := folder / "__init__.py").is_file():
+            yield file

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
+import sys
 import tempfile
 import uuid
 from pathlib import Path
@@ -35,6 +37,18 @@ def try_checkpoint_url(url: str) -> None:
             hint="correct the URL, its permissions or its credentials, or omit --checkpoint",
             url=url,
         ) from error
+
+
+def require_torch() -> None:
+    """Raise RefusedError if workers cannot start on this machine, because torch is not installed.
+
+    Each would fail with the same traceback until its restarts are used up.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise RefusedError(
+            f"workers need torch, which is not installed in {sys.prefix}",
+            hint="pip install 'elastane[worker]'; without it this is a client, and a machine for masters",
+        )
 
 
 def room_fault(folder: Path) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from elastane_agent.hosts.remote import remote_command, remote_variables
+from elastane_agent.supervisor.other_launcher import without_ranks
 from elastane_agent.supervisor.settings import AgentSettings
 from elastane_common.credentials import worker_environment
 from elastane_common.determinism import level_from_proto, process_environment
@@ -102,5 +103,5 @@ def _command(agent: AgentSettings) -> list[str]:
 
 
 def _inherited() -> dict[str, str]:
-    environment = worker_environment(os.environ)
+    environment = without_ranks(worker_environment(os.environ))
     return {name: value for name, value in environment.items() if name not in _OF_THE_AGENT}

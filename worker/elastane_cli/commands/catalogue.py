@@ -215,6 +215,25 @@ class CommandGroup(HelpGroup):
             ctx.default_map = {name: ctx.obj.defaults(name, loaded)}
         return name, loaded, rest
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; the error for a value that is from the file names the file. Called by Typer."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if isinstance(ctx.obj, ConfigFile) and _is_from_file(error):
+                error.message = f"{error.message} (from {ctx.obj.path})"
+            raise
+
+
+def _is_from_file(error: Any) -> bool:
+    """True if the option that an error is about has its value from the configuration file."""
+    options = error.ctx.command.params if error.ctx is not None else []
+    for option in options:
+        if option is error.param or (error.param is None and error.param_hint in option.opts):
+            source = error.ctx.get_parameter_source(option.name)
+            return source is not None and source.name == "DEFAULT_MAP"
+    return False
+
 
 def list_in(app: typer.Typer) -> None:
     """Register a placeholder for every command, for the application's list."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperCommand
 
 from elastane_cli.commands.agent_options import AgentOptions
 from elastane_cli.commands.common import command, exit_code, fail
@@ -29,6 +31,7 @@ from elastane_cli.commands.run_options import (
     require_script,
     variable,
 )
+from elastane_cli.commands.torchrun_options import TorchrunOptionError, translate
 from elastane_common.addresses import parse_addresses
 from elastane_proto.job_settings import JobSettings
 
@@ -51,6 +54,8 @@ HELP = "\n\n".join(
         "  elastane run --master 10.0.0.5:50051 --job digits train.py   (joins an existing job)",
         "  elastane run --ests 8 --hosts ./hosts.sh --listen 10.0.0.5 train.py   (over ssh, on the hosts "
         "it lists)",
+        "torchrun's --nproc-per-node and --nnodes are taken as --ests; its other options have no effect, "
+        "and a note says so (docs/howto/from-torchrun.md).",
         "Every option can also be set as a variable, so that a container's command may be just: elastane "
         "run train.py",
         "Exits with 0 if the job succeeded or was suspended or cancelled, 1 if it failed, 3 if it was "
@@ -61,8 +66,25 @@ HELP = "\n\n".join(
 )
 
 
+class RunCommand(TyperCommand):
+    """`elastane run`, which takes torchrun's options, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = [one for one in self.params if one.param_type_name == "option"]
+        own = {name: not one.is_flag for one in options for name in one.opts}  # type: ignore[attr-defined]
+        try:
+            words, notes = translate(args, own.get)
+        except TorchrunOptionError as error:
+            raise typer.BadParameter(str(error), ctx=ctx, param_hint=error.option) from error
+        for note in notes:
+            typer.echo(note, err=True)
+        return super().parse_args(ctx, words)
+
+
 def register(app: typer.Typer) -> None:
-    app.command("run", help=HELP, rich_help_panel="Run", context_settings=dict(SCRIPT_SETTINGS))(run)
+    app.command(
+        "run", cls=RunCommand, help=HELP, rich_help_panel="Run", context_settings=dict(SCRIPT_SETTINGS)
+    )(run)
 
 
 def _run(
@@ -90,12 +112,18 @@ def _run(
         _say_what_has_no_price(agent, settings)
 
     from elastane_agent.supervisor.agent import Agent
+    from elastane_agent.supervisor.first_checks import require_torch
+    from elastane_agent.supervisor.other_launcher import refuse_other_launcher
     from elastane_common import exit_codes as codes
     from elastane_common.errors import ElastaneError
     from elastane_common.processes.output import Output
 
     planned = _agent_settings(script, agent, settings, module=module)
     try:
+        if not agent.master:
+            refuse_other_launcher(os.environ)
+        if agent.hosts is None:
+            require_torch()
         if not module:
             refuse_plain_libraries(script[0])
         code = Agent(planned, Output(as_json=as_json)).run()

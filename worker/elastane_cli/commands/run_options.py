@@ -97,21 +97,11 @@ def missing_option(option: str, text: str, script: list[str]) -> typer.BadParame
 
 
 def refuse_plain_libraries(script: str) -> None:
-    """Raise PlainLibraryError for a script that would train with another library alone, in each worker.
+    """Raise PlainLibraryError for a script that would train with another library alone, in each worker."""
+    from elastane.script_source.plain_libraries import find_plain_class, plain_library_error
 
-    Not for one that imports modules beside it, which may use Elastane.
-    """
-    from elastane.script_source.places import tree_of
-    from elastane.script_source.plain_libraries import modules_of, plain_class, plain_library_error
-
-    tree = tree_of(script)
-    found = plain_class(tree) if tree is not None else None
-    if tree is None or found is None:
-        return
-    folder = Path(script).parent
-    if not any((folder / name).is_dir() or (folder / f"{name}.py").is_file() for name in modules_of(tree)):
-        line, library, name = found
-        raise plain_library_error(f"{script}:{line}", library, name)
+    if (found := find_plain_class(script)) is not None:
+        raise plain_library_error(*found)
 
 
 def metrics_address(text: str, *, insecure: bool) -> tuple[str, int]:

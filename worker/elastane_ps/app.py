@@ -264,6 +264,11 @@ class PsServer:
         )
 
     @property
+    def saved_count(self) -> int:
+        """Snapshots written so far."""
+        return self._saving.written if self._saving is not None else 0
+
+    @property
     def generation(self) -> int:
         return self.holdings.map.generation
 

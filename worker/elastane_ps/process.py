@@ -170,9 +170,10 @@ class PsProcess:
 
     def _fault(self, error: BaseException) -> None:
         """End at once. What this process has answered, others have; what is half done, nobody may see."""
-        sys.stderr.write(f"elastane: this parameter server cannot go on: {error}\n")
+        why = error.line() if isinstance(error, ElastaneError) else error
+        sys.stderr.write(f"elastane: this parameter server cannot go on: {why}\n")
         sys.stderr.flush()
-        os._exit(EXIT_SCRIPT_RAISED)
+        os._exit(error.exit_code if isinstance(error, ElastaneError) else EXIT_SCRIPT_RAISED)
 
     # ------------------------------------------------------------------ leaving
 

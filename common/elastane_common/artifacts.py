@@ -75,6 +75,9 @@ class ArtifactManifest(msgspec.Struct, frozen=True, kw_only=True):
             yield msgspec.structs.replace(entry, path=f"{self.folder}/{entry.path}")
 
 
+_decoder: Final = msgspec.json.Decoder(ArtifactManifest)
+
+
 def local_files(path: Path) -> dict[str, Path]:
     """Return the files to upload for a file or a folder, by their path in the artifacts.
 
@@ -280,7 +283,7 @@ def _read_manifest(folder: Folder, name: str) -> ArtifactManifest | None:
     if data is None:
         return None
     try:
-        manifest = msgspec.json.decode(data, type=ArtifactManifest)
+        manifest = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _refused(f"{folder.url}/{name} is damaged: {error}", "upload the artifacts again") from error
     if manifest.version > VERSION:

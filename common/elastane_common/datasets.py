@@ -81,6 +81,9 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     version_hash: str = ""
 
 
+_decoder: Final = msgspec.json.Decoder(DatasetManifest)
+
+
 class ManifestResolver:
     """Datasets on one storage, each version with its manifest.
 
@@ -106,7 +109,7 @@ class ManifestResolver:
         if data is None:
             return Resolution(Readiness.MISSING, f"dataset {ref.id} is not there: no {MANIFEST} in {url}")
         try:
-            manifest = msgspec.json.decode(data, type=DatasetManifest)
+            manifest = _decoder.decode(data)
             fault = list_fault(manifest.files)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             fault = str(error)

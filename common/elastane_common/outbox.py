@@ -28,6 +28,7 @@ ENTRY_BYTES_MAX: Final = 16 << 20
 WAIT_SECONDS_FIRST: Final = 1.0
 WAIT_SECONDS_MAX: Final = 60.0
 _NAME: Final = re.compile(r"(\d{20})\.json")
+_decoder: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 class OutboxError(ElastaneError):
@@ -74,7 +75,7 @@ class Outbox:
         """Return a waiting entry. Raises RefusedEntryError if its file is damaged."""
         data = self._folder.read(f"{name}.json", bytes_max=ENTRY_BYTES_MAX)
         try:
-            return msgspec.json.decode(data or b"", type=dict[str, Any])
+            return _decoder.decode(data or b"")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RefusedEntryError(f"the entry is damaged: {error}") from error
 

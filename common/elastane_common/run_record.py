@@ -106,6 +106,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: tuple[FileEntry, ...] = ()
 
 
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+_version: Final = msgspec.json.Decoder(_Versioned)
+_decoder: Final = msgspec.json.Decoder(RunRecord)
+
+
 def encode(record: RunRecord) -> bytes:
     """Return the record as JSON; equal records give equal bytes."""
     return msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=1) + b"\n"
@@ -114,13 +122,13 @@ def encode(record: RunRecord) -> bytes:
 def decode(data: bytes) -> RunRecord:
     """Read a record. Raises RunRecordError."""
     try:
-        version = msgspec.json.decode(data, type=_Versioned).version
+        version = _version.decode(data).version
         if version > VERSION:
             raise RunRecordError(
                 f"the record has version {version}; this release reads up to {VERSION}",
                 hint="use the release that wrote it, or a newer one",
             )
-        return msgspec.json.decode(data, type=RunRecord)
+        return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RunRecordError(
             f"the record is damaged: {error}", hint="it was changed after it was written"
@@ -166,7 +174,3 @@ def _code(code: CodeRecord, submitted: dict[str, Any]) -> dict[str, Any]:
     if image := code.image or found.get("image", ""):
         found["image"] = f"{image.partition('@')[0]}@{code.image_digest}" if code.image_digest else image
     return found
-
-
-class _Versioned(msgspec.Struct):
-    version: int

@@ -77,7 +77,7 @@ class Cluster(msgspec.Struct, frozen=True, dict=True):
     def from_json(cls, text: bytes | str) -> Cluster:
         """Read what `to_json` wrote. Raises InvalidCluster, which says where the text is wrong."""
         try:
-            document = msgspec.json.decode(text, type=_Document)
+            document = _decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidCluster(
                 f"not a cluster: {error}", hint="Measure one with `elastane profile`."
@@ -95,6 +95,9 @@ class _Document(msgspec.Struct):
     version: int
     devices: tuple[Device, ...]
     bandwidth: tuple[tuple[float, ...], ...]
+
+
+_decoder = msgspec.json.Decoder(_Document)
 
 
 def _check_device(device: Device) -> None:

@@ -115,14 +115,14 @@ class Profile(msgspec.Struct, frozen=True, dict=True):
     def from_json(cls, text: bytes | str) -> Profile:
         """Read what `to_json` wrote. Raises InvalidProfile, which says where the text is wrong."""
         try:
-            document = msgspec.json.decode(text, type=_Document)
+            document = _decoder.decode(text)
             if document.version > VERSION:
                 raise InvalidProfile(
                     f"the profile has version {document.version}; this program reads up to {VERSION}",
                     hint="Read it with the version of Elastane that wrote it, or a newer one.",
                     version=document.version,
                 )
-            units = msgspec.json.decode(document.units, type=tuple[UnitProfile, ...])
+            units = _units.decode(document.units)
             return cls(units, document.forward_overhead_seconds, document.backward_overhead_seconds)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidProfile(
@@ -135,3 +135,7 @@ class _Document(msgspec.Struct):
     units: msgspec.Raw
     forward_overhead_seconds: float = 0.0
     backward_overhead_seconds: float = 0.0
+
+
+_decoder = msgspec.json.Decoder(_Document)
+_units = msgspec.json.Decoder(tuple[UnitProfile, ...])

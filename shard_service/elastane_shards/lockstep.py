@@ -37,6 +37,8 @@ from elastane_shards.steps import (
     StepLease,
 )
 
+_decoder = msgspec.msgpack.Decoder(LockstepState)
+
 
 class LockstepQueue:
     """State machine of the lockstep tasks of a ring. The constructor raises InvalidSettings."""
@@ -349,7 +351,7 @@ class LockstepQueue:
     def restore(cls, snapshot: bytes) -> LockstepQueue:
         """Rebuild the queue from `snapshot`. Raises InvalidSnapshot."""
         try:
-            state = msgspec.msgpack.decode(snapshot, type=LockstepState)
+            state = _decoder.decode(snapshot)
             state.settings.check()
             queue = cls.__new__(cls)
             queue._state = state

@@ -97,6 +97,9 @@ class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag="dynamic"):
     reopened: ReopenedSnapshot | None = None
 
 
+_decoder = msgspec.msgpack.Decoder(QueueSnapshot)
+
+
 def _runs(group: dict[int, Held]) -> Iterator[tuple[int, int, Held]]:
     """Yield (first task, number of tasks, their Held) for consecutive tasks that share one Held."""
     start, count, shared = 0, 0, None
@@ -149,7 +152,7 @@ def encode_queue(state: QueueSnapshot) -> bytes:
 def decode_queue(snapshot: bytes) -> QueueSnapshot:
     """Inverse of `encode_queue`. Raises InvalidSnapshot for other bytes or an unknown version."""
     try:
-        state = msgspec.msgpack.decode(snapshot, type=QueueSnapshot)
+        state = _decoder.decode(snapshot)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidSnapshot(f"these bytes are no snapshot of a dynamic queue: {error}") from error
     if state.version not in VERSIONS_READ:

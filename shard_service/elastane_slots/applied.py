@@ -42,6 +42,9 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
     datasets: list[_StoredDataset]
 
 
+_decoder = msgspec.msgpack.Decoder(_Stored)
+
+
 class _Epochs:
     """The names of one dataset. even: epochs before `newest`; open: the newest, and others with holes."""
 
@@ -225,7 +228,7 @@ class AppliedSet:
     def decode(cls, stored: bytes) -> AppliedSet:
         """Inverse of `encode`. Raises InvalidSnapshot for bytes that `encode` cannot have written."""
         try:
-            decoded = msgspec.msgpack.decode(stored, type=_Stored)
+            decoded = _decoder.decode(stored)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise InvalidSnapshot(f"these bytes are no set of tasks: {error}") from error
         if decoded.version != VERSION:

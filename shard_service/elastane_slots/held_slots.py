@@ -37,6 +37,9 @@ class _StoredSlot(msgspec.Struct, frozen=True, array_like=True):
     closed: bytes
 
 
+_decoder = msgspec.msgpack.Decoder(_StoredSlot)
+
+
 class SlotRecord:
     """One slot: its life, and the names it has applied.
 
@@ -92,7 +95,7 @@ class SlotRecord:
     def decode(cls, stored: bytes, since: int) -> SlotRecord:
         """Inverse of `encode`. Raises InvalidSnapshot."""
         try:
-            decoded = msgspec.msgpack.decode(stored, type=_StoredSlot)
+            decoded = _decoder.decode(stored)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise InvalidSnapshot(f"these bytes are no slot: {error}") from error
         if decoded.life < 0 or decoded.fence < 0:

@@ -151,7 +151,8 @@ async def test_a_run_without_javascript(tmp_path: Path) -> None:
 
 async def test_a_rank_that_failed_is_shown_with_its_exit_code_and_last_line(tmp_path: Path) -> None:
     async with service(tmp_path) as (channel, browser, runner):
-        await train(channel, instances=2)
+        roles = {"framework": "FRAMEWORK_TENSORFLOW", "parameter_servers": 1}
+        await train(channel, instances=3, **roles)
         prepare = await runner.launch()
         await run_until(channel, 1, "RUNNING")
         runner.report(prepare.attempt, 1, "EXITED", exit_code=3, last_line="it broke")
@@ -160,6 +161,7 @@ async def test_a_rank_that_failed_is_shown_with_its_exit_code_and_last_line(tmp_
         await run_until(channel, 1, "FAILED")
         words = text_of((await browser.get("/runs/1"))[1])
         assert "1 exited here runner-1 3 it broke" in words and "0 lost here runner-1 -" in words
+        assert "2 parameter server lost here" in words and words.count("parameter server") == 1
         assert "rank 1 ended with 3" in words and "There is no log to show: the log of rank 0" in words
 
 

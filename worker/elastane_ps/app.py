@@ -24,6 +24,7 @@ from elastane.slots.frames import ReplicateClose
 from elastane.slots.map_message import ToldMap, map_from_proto, wire_of
 from elastane.tables.journal_records import LifeBegun
 from elastane.tables.slot_weights import SlotWeights
+from elastane.tables.snapshots import OtherModelError
 from elastane.tables.spec import ModelSpec
 from elastane.tables.spec_proto import from_proto
 from elastane_common.errors import ElastaneError
@@ -264,6 +265,11 @@ class PsServer:
         )
 
     @property
+    def saved_count(self) -> int:
+        """Snapshots written so far."""
+        return self._saving.written if self._saving is not None else 0
+
+    @property
     def generation(self) -> int:
         return self.holdings.map.generation
 
@@ -404,6 +410,9 @@ class PsServer:
             while not self._closing.is_set() and self._is_restoring(slot, place.life, place.since):
                 try:
                     self._take_snapshot(spec, slot, place, source)
+                    return
+                except OtherModelError as error:
+                    self._at_fault(error)
                     return
                 except ElastaneError as error:
                     _log.error("a slot cannot be restored yet", slot=slot, error=str(error))

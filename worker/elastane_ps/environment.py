@@ -16,7 +16,9 @@ class PsEnvironment(WorkerEnvironment):
         default="", description="address at which workers reach this parameter server; default: this host's"
     )
     ps_memory_bytes: int = Field(
-        default=0, ge=0, description="limit of its memory for new rows; 0: that of its control group"
+        default=0,
+        ge=0,
+        description="limit of its memory for rows and dense tensors; 0: that of its control group",
     )
 
     def listening_host(self) -> str:

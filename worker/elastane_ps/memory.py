@@ -1,4 +1,4 @@
-"""Room for new rows: a push that needs more is refused before anything of it is applied.
+"""Room for new rows and blocks: a request that needs more is refused before anything of it is done.
 
 The kernel would end the process otherwise, and after it whoever takes over its slots.
 """
@@ -23,7 +23,7 @@ class Room:
         self._bytes_max = bytes_max
 
     def left_bytes(self) -> int | None:
-        """Return what is left for rows; None without a limit, or where the figures cannot be read."""
+        """Return what is left for rows and blocks; None without a limit, or where it cannot be read."""
         if not self._bytes_max:
             left = left_in_cgroup_bytes()
             return None if left is None else left - RESERVED_BYTES

@@ -3,6 +3,9 @@
 SIGTERM asks to be drained: the slots move, and the process leaves when it has none. Without another process
 that they could move to, they are saved first. A fault ends the process at once, with whatever it holds: a
 slot that may be half updated must not be served or saved.
+
+Storage may hang for ever. After SIGTERM the process ends with its notice, whatever it waits for. Without, as
+when an operator drains it, it ends once it has saved no slot for so long. The master takes it for dead then.
 """
 
 from __future__ import annotations
@@ -72,7 +75,8 @@ class PsProcess:
 
     def run(self) -> int:
         """Serve until drained, done or refused; return the exit code."""
-        if threading.current_thread() is threading.main_thread():
+        has_process = threading.current_thread() is threading.main_thread()
+        if has_process:
             signal.signal(signal.SIGTERM, self._at_sigterm)
         logs.say_where(
             lambda: {
@@ -86,18 +90,18 @@ class PsProcess:
             while self._error is None and not self._done and not self._may_leave():
                 self._changed.wait(_LOOK_SECONDS if self._draining else None)
             error, done = self._error, self._done
+        code = error.exit_code if error is not None else 0 if done else self._environment.drain_exit_code
+        if has_process:
+            _in_thread(lambda: self._end_at_standstill(code))
         if error is not None:
             sys.stderr.write(f"elastane: {error.line()}\n")
-            self._server.close()
-            return error.exit_code
-        if done:
+        elif done:
             self._session.end(done)
-            self._server.close()
-            return 0
-        self._server.save_last()
-        self._session.end("drained")
+        else:
+            self._server.save_last()
+            self._session.end("drained")
         self._server.close()
-        return self._environment.drain_exit_code
+        return code
 
     # ------------------------------------------------------------------ the session's threads
 
@@ -166,9 +170,10 @@ class PsProcess:
 
     def _fault(self, error: BaseException) -> None:
         """End at once. What this process has answered, others have; what is half done, nobody may see."""
-        sys.stderr.write(f"elastane: this parameter server cannot go on: {error}\n")
+        why = error.line() if isinstance(error, ElastaneError) else error
+        sys.stderr.write(f"elastane: this parameter server cannot go on: {why}\n")
         sys.stderr.flush()
-        os._exit(EXIT_SCRIPT_RAISED)
+        os._exit(error.exit_code if isinstance(error, ElastaneError) else EXIT_SCRIPT_RAISED)
 
     # ------------------------------------------------------------------ leaving
 
@@ -186,6 +191,18 @@ class PsProcess:
         timer.start()
         self._until = time.monotonic() + seconds
         self.leave(reason)
+
+    def _end_at_standstill(self, code: int) -> None:
+        """End the process with `code` once it has saved no slot for a notice's time. SIGTERM has its own."""
+        seconds, saved = self._environment.notice_seconds, -1
+        while saved < self._server.saved_count:
+            saved = self._server.saved_count
+            time.sleep(seconds)
+        if self._until is None:
+            text = f"storage has done nothing for {seconds:g} s: what is not saved is done again"
+            sys.stderr.write(f"elastane: this parameter server ends: {text}\n")
+            sys.stderr.flush()
+            os._exit(code)
 
     def leave(self, reason: str) -> None:
         """Ask to be drained."""

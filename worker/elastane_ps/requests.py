@@ -43,6 +43,7 @@ from elastane.slots.frames import (
 )
 from elastane.slots.wire import Piece, pad
 from elastane.tables import rates as rates_module
+from elastane.tables.dense_rules import STATES
 from elastane.tables.journal_records import Record
 from elastane.tables.layout import NonFiniteGradient, PushPart, check_parts, cut, padded_sum
 from elastane.tables.slot_weights import apply_all, prepare_all
@@ -254,12 +255,21 @@ class Requests:
                 needed.update(held.weights.new_bytes(part))
         if needed.total() and needed.total() > left:
             table = self.spec.tables[needed.most_common(1)[0][0]].name
-            raise PsMemoryError(
-                f"new rows, most of {table!r}, need {needed.total()} bytes, and {max(0, left)} are left",
-                hint="start more parameter servers (--ps), or give each more memory",
-                table=table,
-                bytes=needed.total(),
-            )
+            raise _too_little(f"new rows, most of {table!r}", needed.total(), left, table=table)
+
+    def _require_room_of(self, slots: Sequence[int]) -> None:
+        """Raise PsMemoryError if the blocks of slots, with what their optimizers may keep, would not fit."""
+        spec, owned = self.spec, self._holdings.owned
+        needed = 0
+        for slot in slots:
+            if (held := owned.get(slot)) is None or held.weights.initialised:
+                continue
+            layout = spec.layout(slot)
+            for size, tensor in zip(layout.initial_sections, layout.tensors, strict=True):
+                needed += size * (1 + STATES[spec.tensors[tensor].rule])
+        left = self._room.left_bytes() if needed else None
+        if left is not None and needed > left:
+            raise _too_little("dense tensors, with what their optimizers may keep,", needed, left)
 
     def _push_slots(
         self, header: Push, push: pushes.Push, batch: Sequence[_SlotPush]
@@ -352,6 +362,7 @@ class Requests:
     # ------------------------------------------------------------------ initial values, audits
 
     def _init(self, header: Init, body: memoryview) -> Answer:
+        self._require_room_of(header.slots)
         parts: list[tuple[int, int, HeldSlot | None, Barrier]] = []
         for slot in header.slots:
             sizes = self.spec.layout(slot).initial_sections
@@ -404,6 +415,15 @@ class Requests:
             raise SlotFrameError("slots of a request are not ascending")
         if slots and not 0 <= slots[0] <= slots[-1] < self.spec.slots:
             raise SlotFrameError(f"the model has {self.spec.slots} slots", hint="it is fixed with the job")
+
+
+def _too_little(what: str, needed_bytes: int, left_bytes: int, **facts: object) -> PsMemoryError:
+    return PsMemoryError(
+        f"{what} need {needed_bytes} bytes, and {max(0, left_bytes)} are left",
+        hint="start more parameter servers (--ps), or give each more memory",
+        bytes=needed_bytes,
+        **facts,
+    )
 
 
 def _batches(parts: Sequence[_SlotPush]) -> Iterator[Sequence[_SlotPush]]:

@@ -77,6 +77,8 @@ class Saving:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self.failing: Failing | None = None
+        #: Snapshots written by this process.
+        self.written = 0
         self._thread: threading.Thread | None = None
         if self._folder is not None and seconds > 0:
             self._thread = threading.Thread(target=self._run, name="elastane-ps-saving", daemon=True)
@@ -223,6 +225,7 @@ class Saving:
         except BaseException:
             chain.writer.restart()
             raise
+        self.written += 1
         chain.mark, chain.saved = moment.mark, moment.version
         if base:
             for path in collect(self._folder.within(CADENCE_FOLDER), held.slot):
@@ -242,6 +245,7 @@ class Saving:
         saved = writer.write(
             moment.life, moment.version, moment.record, [[s] for s in moment.sections], base=True
         )
+        self.written += 1
         return _message(saved, folder, moment.record)
 
 

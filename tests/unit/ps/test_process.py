@@ -284,6 +284,22 @@ def test_it_leaves_within_its_notice_whatever_it_waits_for(
         assert process.code(WAIT_SECONDS / 3) == 1
 
 
+def test_it_leaves_when_it_is_drained_and_its_storage_hangs(
+    master: tuple[Master, str], start: Start, tmp_path: Path
+) -> None:
+    halted = tmp_path / "halted"
+    variables = {"HALT_AT": "snapshot", "HALT_FILE": str(halted), "ELASTANE_NOTICE_SECONDS": "1"}
+    process = start(str(HALTING), **variables)
+    serving(master[0], str(tmp_path))
+    for number in range(2):
+        master[0].say(save=ps_pb2.SaveSlots(request=f"r{number}", folder=f"f{number}"))
+        assert len(master[0].hears("saved").saved.slots) == SPEC.slots
+    master[0].say(drain=ps_pb2.PsDrain(reason="asked"))
+    assert process.wait(WAIT_SECONDS) == 80
+    assert halted.exists() and process.stderr is not None
+    assert "storage has done nothing for 1 s" in process.stderr.read()
+
+
 def test_a_refusal_ends_it_with_its_code(master: tuple[Master, str], start: Start) -> None:
     master[0].refusal = "another job"
     process = start()

@@ -14,10 +14,11 @@ import torch
 
 from elastane.slots import slot_client
 from elastane.slots.access import PulledSlots, PushedTask, PushOutcome, Wanted
-from elastane.slots.frames import SlotFrameError
+from elastane.slots.frames import PsMemoryError, SlotFrameError
 from elastane.slots.map_message import ToldMap
 from elastane.slots.slot_client import PsUnreachableError, SlotClient
 from elastane.tables.layout import Ids, PushPart, RowGradients
+from elastane_ps.memory import Room
 from elastane_slots.pushes import Pulled
 from unit.ps.cluster import DATASET, DIGEST, FakeMaster, cluster
 from unit.tables.models import ids_of, initial, rates, small
@@ -218,6 +219,25 @@ def test_what_a_server_refuses_is_told_and_not_tried_for_ever(monkeypatch: pytes
         wrong = np.array([SPEC.tables[0].rows + 1])
         with pytest.raises(SlotFrameError, match=r"refused a frame: .*has no row"):
             client.pull(0, 0, {0: Wanted(False, ((0, wrong),))})
+
+
+def test_dense_tensors_that_do_not_fit_are_refused_and_taken_where_they_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slot_client, "REFUSED_SECONDS", 0.2)
+    needed = max(2 * sum(SPEC.layout(slot).initial_sections) for slot in range(SPEC.slots))
+    left = [needed - 1]
+    monkeypatch.setattr(slot_client, "REQUEST_BYTES_MAX", 1)  # each slot in a request of its own
+    monkeypatch.setattr(Room, "left_bytes", lambda room: left[0])
+    master = FakeMaster(SPEC)
+    master.add("ps-0")
+    master.settled()
+    with client_of(master) as client:
+        with pytest.raises(PsMemoryError, match=f"dense tensors.* need {needed} bytes, and {left[0]} are"):
+            client.pull(1, 0, everything())
+        left[0] = needed
+        assert len(client.pull(1, 0, everything()).slots) == SPEC.slots
+    master.close()
 
 
 def test_large_requests_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from itertools import pairwise
@@ -18,7 +19,7 @@ from elastane.tables.journal_records import JournalEntry, JournalError, LifeBegu
 from elastane.tables.sections import Section
 from elastane.tables.slot_weights import SlotWeights, load_all
 from elastane.tables.snapshot_file import SlotSnapshotError
-from elastane.tables.snapshots import names
+from elastane.tables.snapshots import OtherModelError, names
 from elastane.tables.spec_proto import to_proto
 from elastane_common.storage import Folder
 from elastane_proto.v1 import ps_pb2
@@ -303,6 +304,34 @@ def test_an_owner_without_the_slot_is_at_fault() -> None:
             )
         )
         assert faults and not server.holdings.owned
+    finally:
+        server.close()
+
+
+def test_a_folder_with_slots_of_another_model_is_not_begun_anew_in(tmp_path: Path) -> None:
+    with cluster(small(slots=2), 1, url=str(tmp_path)) as (master, worker):
+        worker.run(range(3))
+        saved(master, "r", "")
+    spec = small(slots=4)
+    faults: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    restored: list[int] = []
+    server = PsServer(
+        "ps-0",
+        "job",
+        "127.0.0.1",
+        b"k" * 32,
+        tell=lambda **told: restored.extend(note.slot for note in told.values()),
+        fault=faults.put,
+        process="p",
+    )
+    try:
+        places = [ps_pb2.SlotPlace(owner="ps-0", since=1, restoring=True) for _ in range(spec.slots)]
+        settings = ps_pb2.PsSettings(snapshot_url=str(tmp_path))
+        slots = ps_pb2.SlotMap(generation=1, places=places)
+        server.welcome(ps_pb2.PsWelcome(map=slots, model=to_proto(spec), settings=settings))
+        with pytest.raises(OtherModelError, match=r"in 2 slots and not 4"):
+            raise faults.get(timeout=WAIT_SECONDS)
+        assert not {0, 1} & {*restored}
     finally:
         server.close()
 

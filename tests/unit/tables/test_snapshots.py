@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from elastane.tables import snapshots
 from elastane.tables.sections import Section
 from elastane.tables.slot_weights import SlotWeights
 from elastane.tables.snapshot_file import SlotSnapshotError
-from elastane.tables.snapshots import SnapshotWriter, collect, names, newest
+from elastane.tables.snapshots import OtherModelError, SnapshotWriter, collect, names, newest
 from elastane_common.storage import Folder
 from elastane_slots.held_slots import SlotRecord
 from elastane_slots.tasks import TaskName
@@ -137,10 +138,12 @@ def test_a_later_life_is_newer_whatever_its_version(folder: Folder) -> None:
     assert found is not None and (found.record.life, found.record.version) == (1, 1)
 
 
-def test_snapshots_of_another_model_are_not_read(folder: Folder) -> None:
+def test_snapshots_of_another_model_are_refused(folder: Folder) -> None:
     saved(folder)
-    found, rejected = newest(folder, small(dense="sgd"), SLOT)
-    assert found is None and len(rejected) == 6 and "another model" in rejected[0]
+    with pytest.raises(OtherModelError, match=r"of another model \("):
+        newest(folder, small(dense="sgd"), SLOT)
+    with pytest.raises(OtherModelError, match=f"in {SPEC.slots} slots and not {SPEC.slots + 1}"):
+        newest(folder, msgspec.structs.replace(SPEC, slots=SPEC.slots + 1), SLOT)
 
 
 def test_what_two_newer_chains_make_needless_is_removed(folder: Folder) -> None:

@@ -93,6 +93,9 @@ class Report(msgspec.Struct, kw_only=True):
     timing: Timing = msgspec.field(default_factory=Timing)
 
 
+_decoder: Final = msgspec.json.Decoder(Report)
+
+
 COMPLETE: Final = "complete"
 
 
@@ -135,7 +138,7 @@ class Book:
 def read_report(path: Path) -> Report | None:
     """Read the report left at `path`; None if there is none."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
+        return _decoder.decode(path.read_bytes())
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 

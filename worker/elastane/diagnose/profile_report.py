@@ -31,6 +31,9 @@ class ProfileReport(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
 
 
+_decoder: Final = msgspec.json.Decoder(ProfileReport)
+
+
 def write_report(path: Path, report: ProfileReport) -> None:
     """Write the report as a whole: a reader never sees a part of it."""
     beside = path.with_suffix(".tmp")
@@ -41,6 +44,6 @@ def write_report(path: Path, report: ProfileReport) -> None:
 def read_report(path: Path) -> ProfileReport | None:
     """Return the report; None if the script ended before there was one."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ProfileReport)
+        return _decoder.decode(path.read_bytes())
     except FileNotFoundError:
         return None

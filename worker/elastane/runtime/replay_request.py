@@ -31,8 +31,11 @@ class ReplayRequest(msgspec.Struct, frozen=True):
     def read(cls) -> ReplayRequest:
         """Inverse of `environment`. Raises RefusedError."""
         try:
-            return msgspec.json.decode(os.environ.get(_VARIABLE, ""), type=cls)
+            return _decoder.decode(os.environ.get(_VARIABLE, ""))
         except msgspec.MsgspecError as error:
             raise RefusedError(
                 f"bad environment: {_VARIABLE}: {error}", hint="it is set by `elastane ps replay`"
             ) from error
+
+
+_decoder: Final = msgspec.json.Decoder(ReplayRequest)

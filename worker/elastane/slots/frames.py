@@ -37,7 +37,7 @@ class SlotFrameError(ElastaneError):
 
 
 class PsMemoryError(SlotFrameError):
-    """A parameter server has no memory for the new rows of a push; nothing of it was applied there."""
+    """A parameter server has no memory for new rows or dense tensors; nothing of the request was done."""
 
     code = "ELA490"
 

@@ -24,6 +24,7 @@ from elastane.slots.frames import (
     CODE_UNINITIALISED,
     Header,
     Init,
+    Inited,
     Pull,
     Pulled,
     PullSlot,
@@ -141,14 +142,14 @@ class SlotClient:
     def _converse(self, conversation: _Conversation) -> None:
         """Ask until no slot is open. Raises PsUnreachableError, and SlotFrameError if it is refused."""
         rounds, since = 0, time.monotonic()
-        patience = _Patience(since)
+        patience, initial = _Patience(since), _Patience(since)
         while left := set(conversation.open):
             told = self._watch.newest
             asked = self._ask(told, conversation, left)
             self._await(asked)
             self._take(conversation, asked, patience)
             if uninitialised := getattr(conversation, "uninitialised", None):
-                self._initialise(told, sorted(uninitialised))
+                self._initialise(told, sorted(uninitialised), initial)
                 uninitialised.clear()
             if not conversation.open:
                 return
@@ -168,10 +169,12 @@ class SlotClient:
             self._watch.beyond(told.map.generation, pause_seconds(rounds))
             rounds += 1
 
-    def _initialise(self, told: ToldMap, slots: list[int]) -> None:
+    def _initialise(self, told: ToldMap, slots: list[int], patience: _Patience) -> None:
         """Give slots their initial values, once: whoever is refused asks again in the next round."""
-        asked = self._ask(told, _Initialising(self._spec, self._digest, self._initial), slots)
+        initialising = _Initialising(self._spec, self._digest, self._initial)
+        asked = self._ask(told, initialising, slots)
         self._await(asked)
+        self._take(initialising, asked, patience)
 
     def _ask(self, told: ToldMap, conversation: _Conversation, slots: Iterable[int]) -> list[_Asked]:
         """Send requests for slots to their owners, in `told`."""
@@ -391,6 +394,10 @@ class _Initialising(_Conversation):
     def request(self, generation: int, slots: list[int]) -> tuple[Header, Body]:
         body = [part for slot in slots for part in pad(self._initial(slot))]
         return Init(generation, self._digest, slots), body
+
+    def answered(self, slots: list[int], reply: Reply) -> None:
+        if not isinstance(reply.header, Inited):
+            raise SlotFrameError("initial values were answered with something else")
 
 
 def bounded(conversation: _Conversation, slots: Iterable[int]) -> Into:

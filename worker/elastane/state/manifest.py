@@ -74,6 +74,11 @@ class _Versioned(msgspec.Struct, frozen=True):
     version: int
 
 
+_version: Final = msgspec.json.Decoder(_Versioned)
+_decoder: Final = msgspec.json.Decoder(Manifest)
+_unit_decoder: Final = msgspec.json.Decoder(UnitManifest)
+
+
 class Checkpoint(msgspec.Struct, frozen=True):
     """A checkpoint found in its folder; not verified. Without a manifest it is incomplete."""
 
@@ -118,7 +123,7 @@ def read_manifest(folder: Folder, checkpoint: Checkpoint) -> Manifest:
     with folder.reading(f"{checkpoint.name}/{MANIFEST}") as file:
         text = file.read(_MANIFEST_BYTES_MAX)
     try:
-        version = msgspec.json.decode(text, type=_Versioned).version
+        version = _version.decode(text).version
         if version > UNIT_VERSION:
             raise CheckpointTooNewError(
                 f"checkpoint {checkpoint.name} was written by a newer release: its manifest has version"
@@ -127,8 +132,7 @@ def read_manifest(folder: Folder, checkpoint: Checkpoint) -> Manifest:
                 checkpoint=checkpoint.name,
                 version=version,
             )
-        kind = UnitManifest if version == UNIT_VERSION else Manifest
-        manifest: Manifest = msgspec.json.decode(text, type=kind)
+        manifest = _unit_decoder.decode(text) if version == UNIT_VERSION else _decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointDamagedError(f"its manifest is unreadable: {error}") from error
     if manifest.version not in (VERSION, UNIT_VERSION):

@@ -62,6 +62,9 @@ class ShardHeader(msgspec.Struct, frozen=True):
     ready_order: tuple[int, ...]
 
 
+_decoder: Final = msgspec.json.Decoder(ShardHeader)
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """A worker's part of the state at a step boundary, independent of the live state.
 
@@ -161,7 +164,7 @@ def read_header(file: Any, file_bytes: int) -> ShardHeader:
     """
     header_bytes, text = read_prefix(file, MAGIC, file_bytes)
     try:
-        header = msgspec.json.decode(text, type=ShardHeader)
+        header = _decoder.decode(text)
     except msgspec.DecodeError as error:
         raise CheckpointDamagedError(f"has an unreadable header: {error}") from error
     lengths = (header.structure_bytes, header.end - header.start, *(size for _, size in header.contexts))

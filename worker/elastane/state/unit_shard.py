@@ -79,6 +79,9 @@ class UnitShardHeader(msgspec.Struct, frozen=True):
     ready_order: tuple[int, ...]
 
 
+_decoder: Final = msgspec.json.Decoder(UnitShardHeader)
+
+
 class UnitSnapshot(msgspec.Struct, frozen=True):
     """A worker's units at a step boundary, independent of the live state.
 
@@ -155,7 +158,7 @@ def read_unit_header(file: Any, file_bytes: int) -> UnitShardHeader:
     """
     header_bytes, text = read_prefix(file, MAGIC, file_bytes)
     try:
-        header = msgspec.json.decode(text, type=UnitShardHeader)
+        header = _decoder.decode(text)
     except msgspec.DecodeError as error:
         raise CheckpointDamagedError(f"has an unreadable header: {error}") from error
     front = _round_up(_PREFIX_BYTES + header_bytes + sum(size for _, size in header.contexts))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -25,6 +26,9 @@ class SectionHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     number: int
     states: int = 0
     steps: int = 0
+
+
+_decoder: Final = msgspec.msgpack.Decoder(list[SectionHeader])
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,6 @@ def encode_headers(headers: Sequence[SectionHeader]) -> bytes:
 def decode_headers(stored: bytes) -> list[SectionHeader]:
     """Inverse of `encode_headers`. Raises InvalidSnapshot."""
     try:
-        return msgspec.msgpack.decode(stored, type=list[SectionHeader])
+        return _decoder.decode(stored)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidSnapshot(f"these bytes are no sections: {error}") from error

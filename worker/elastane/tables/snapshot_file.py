@@ -58,6 +58,9 @@ class FileHeader(msgspec.Struct, frozen=True):
     version: int
 
 
+_decoder: Final = msgspec.json.Decoder(FileHeader)
+
+
 def file_chunks(header: FileHeader, record: bytes, groups: Iterable[Sequence[Section]]) -> Iterator[Chunk]:
     """Yield the bytes of a file. The record must be that of the moment after the last group."""
     text = msgspec.json.encode(header)
@@ -100,7 +103,7 @@ class Reading:
         if not 0 < size <= HEADER_BYTES_MAX:
             raise self._damaged("has no header")
         try:
-            self.header = msgspec.json.decode(self._read(size), type=FileHeader)
+            self.header = _decoder.decode(self._read(size))
         except msgspec.MsgspecError as error:
             raise self._damaged(f"has an unreadable header: {error}") from error
         if not 0 <= self.header.record_bytes <= RECORD_BYTES_MAX:

@@ -22,6 +22,7 @@ from elastane.tables.sections import Section
 from elastane.tables.slot_weights import SlotWeights
 from elastane.tables.snapshot_file import FileHeader, Reading, SlotSnapshotError, file_chunks
 from elastane.tables.spec import ModelSpec
+from elastane_common.errors import EXIT_REFUSED
 from elastane_common.storage import Folder
 from elastane_shards.errors import ShardsError
 from elastane_slots.held_slots import SlotRecord
@@ -29,6 +30,13 @@ from elastane_slots.held_slots import SlotRecord
 #: Chains of one slot that are looked at, newest first.
 CHAINS_MAX: Final = 64
 _FILE: Final = re.compile(r"(\d{1,10})/(\d{1,19})-(\d{1,19})-([^/]+)/(base|delta)-(\d{1,19})")
+
+
+class OtherModelError(SlotSnapshotError):
+    """The folder has snapshots of another model, or of another number of slots: they are not written over."""
+
+    code = "ELA497"
+    exit_code = EXIT_REFUSED
 
 
 class SnapshotName(msgspec.Struct, frozen=True, order=True):
@@ -149,17 +157,23 @@ def names(folder: Folder, slot: int | None = None) -> list[SnapshotName]:
 def newest(folder: Folder, spec: ModelSpec, slot: int) -> tuple[SlotSnapshot | None, tuple[str, ...]]:
     """Read the newest snapshot of a slot that is usable; None without one. Also why newer ones are not.
 
-    Raises SlotSnapshotError if the folder cannot be listed.
+    Raises OtherModelError if there are some of another model and none is usable, and SlotSnapshotError if the
+    folder cannot be listed.
     """
     rejected: list[str] = []
+    other: OtherModelError | None = None
     there = names(folder, slot)
     for name in list(reversed(there))[:CHAINS_MAX]:
         try:
             record, weights = read(folder, spec, name, there)
         except (SlotSnapshotError, ShardsError, MemoryError) as error:
             rejected.append(f"{name.path}: {error}")
+            if isinstance(error, OtherModelError):
+                other = error
             continue
         return SlotSnapshot(record, weights, name.path), tuple(rejected)
+    if other is not None:
+        raise other
     return None, tuple(rejected)
 
 
@@ -214,7 +228,12 @@ def _load(folder: Folder, spec: ModelSpec, name: SnapshotName, weights: SlotWeig
         reading = Reading(file, name.path)
         header = reading.header
         if (header.slot, header.slots, header.model) != (name.slot, spec.slots, spec.digest):
-            raise SlotSnapshotError(f"the snapshot {name.path} is of another model", snapshot=name.path)
+            size = "" if header.slots == spec.slots else f", in {header.slots} slots and not {spec.slots}"
+            raise OtherModelError(
+                f"the snapshot {name.path} in {folder.url} is of another model{size}",
+                hint="give another folder (--checkpoint), or the model and number of slots that it is of",
+                snapshot=name.path,
+            )
         for section in reading.sections(weights.section_sizes):
             weights.load(section)
         reading.end()

@@ -177,7 +177,7 @@ def _kept(path: Path, cluster: Cluster, units: int) -> tuple[Plan, tuple[str, ..
     from elastane_planner.plan import Plan, Stage
 
     try:
-        document = msgspec.json.decode(_read(path, "--keep"), type=_PlanFile)
+        document = _decoder.decode(_read(path, "--keep"))
     except msgspec.DecodeError as error:
         raise InvalidPlan(
             f"{path} is no plan: {error}", hint="Give what `elastane plan --profile ... --json` printed."
@@ -267,3 +267,6 @@ class _StagesFile(msgspec.Struct):
 
 class _PlanFile(msgspec.Struct):
     plan: _StagesFile
+
+
+_decoder: Final = msgspec.json.Decoder(_PlanFile)

@@ -180,19 +180,21 @@ class HeldSlots:
         self._check(push)
         name, applied, answers = push.name, dict[int, bool](), list[Answer]()
         for slot, seen in pulled:
-            self._check_slot(slot)
             if seen is not None and not (0 <= seen.life < _INTEGER_MAX and 0 <= seen.version < _INTEGER_MAX):
                 raise InvalidRequest("a push needs numbers that are not negative", slot=slot)
             record = self._slots.get(slot)
             if record is None:
+                self._check_slot(slot)
                 absent = Verdict.NOT_YET if push.generation > self.generation else Verdict.MOVED
                 answers.append(Answer(absent, self.generation))
                 continue
             names = names_of(record.applied)
             if names not in applied:
                 applied[names] = name in record.applied
-            verdict, staleness = self._verdict(record, push, seen, applied[names])
-            version = record.version + (verdict is Verdict.APPLIED)
+            version = record.version
+            verdict, staleness = self._verdict(record, version, push, seen, applied[names])
+            if verdict is Verdict.APPLIED:
+                version += 1
             answers.append(Answer(verdict, self.generation, record.life, version, staleness))
         return answers
 
@@ -210,7 +212,7 @@ class HeldSlots:
             raise IllegalTransition("a push was applied twice", task=push.name.task)
 
     def _verdict(
-        self, record: SlotRecord, push: Push, pulled: Pulled | None, applied: bool
+        self, record: SlotRecord, version: int, push: Push, pulled: Pulled | None, applied: bool
     ) -> tuple[Verdict, int]:
         if push.generation < record.since:
             return Verdict.OLD_GENERATION, 0
@@ -224,10 +226,10 @@ class HeldSlots:
             return Verdict.RESTORED, 0
         if pulled is None:
             return Verdict.APPLIED, 0
-        if pulled.version > record.version:
+        if pulled.version > version:
             # Pulled from an owner that the store, having lost writes, no longer knows.
             return Verdict.RESTORED, 0
-        staleness = record.version - pulled.version
+        staleness = version - pulled.version
         if self._staleness_max is not None and staleness > self._staleness_max:
             return Verdict.TOO_OLD, staleness
         return Verdict.APPLIED, staleness

@@ -48,14 +48,14 @@ class PulledRows:
     def read(self, number: int, weights: SlotWeights) -> None:
         """Copy the rows of one slot, under its lock."""
         for table, start, end in self._parts[number]:
-            rows, absent = self._rows[table]
-            weights.read_rows(table, self._ids[table][start:end], rows[start:end], absent[start:end])
+            rows, known = self._rows[table]
+            weights.read_rows(table, self._ids[table][start:end], rows[start:end], known[start:end])
 
     def complete(self) -> None:
         """All slots are read that will be."""
         layout = self._spec.layouts[0]
-        for table, (rows, absent) in self._rows.items():
-            fill_absent(layout.tables[table], self._spec.initial_rows(table), self._ids[table], rows, absent)
+        for table, (rows, known) in self._rows.items():
+            fill_absent(layout.tables[table], self._spec.initial_rows(table), self._ids[table], rows, known)
             self._bytes[table] = values_of(torch.from_numpy(rows), layout.row_dtype(table))
 
     def sections(self, number: int) -> list[memoryview]:

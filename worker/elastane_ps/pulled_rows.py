@@ -19,27 +19,28 @@ class PulledRows:
 
     def __init__(self, spec: ModelSpec, asked: Sequence[PullSlot], body: memoryview) -> None:
         self._spec = spec
-        found: dict[int, list[tuple[int, Ids]]] = {}
+        found: dict[int, list[tuple[int, int, memoryview]]] = {}
         at = 0
         for number, told in enumerate(asked):
             for table, count in told.rows:
                 size = count * ID_BYTES
-                found.setdefault(table, []).append((number, np.frombuffer(body[at : at + size], np.int64)))
+                found.setdefault(table, []).append((number, count, body[at : at + size]))
                 at += padded(size)
         #: By number of a slot: tables, and where its rows are among those of all.
         self._parts: list[list[tuple[int, int, int]]] = [[] for _ in asked]
         self._ids: dict[int, Ids] = {}
         for table in sorted(found):
             end = 0
-            for number, own in found[table]:
-                start, end = end, end + len(own)
+            for number, count, _ in found[table]:
+                start, end = end, end + count
                 self._parts[number].append((table, start, end))
-            ids = self._ids[table] = np.concatenate([own for _, own in found[table]])
-            slots = [asked[number].slot for number, _ in found[table]]
-            lengths = [len(own) for _, own in found[table]]
-            if not are_ids(spec.layouts[0].tables[table], np.repeat(slots, lengths), ids):
-                for slot, (_, own) in zip(slots, found[table], strict=True):
-                    spec.layouts[slot].check_ids(table, own, ascending=False)
+            ids = np.frombuffer(bytearray().join([own for *_, own in found[table]]), np.int64)
+            self._ids[table] = ids
+            slots = [asked[number].slot for number, *_ in found[table]]
+            counts = [count for _, count, _ in found[table]]
+            if not are_ids(spec.layouts[0].tables[table], np.repeat(slots, counts), ids):
+                for slot, (_, _, own) in zip(slots, found[table], strict=True):
+                    spec.layouts[slot].check_ids(table, np.frombuffer(own, np.int64), ascending=False)
         self._rows = {
             table: empty_rows(spec.layouts[0].tables[table], len(ids)) for table, ids in self._ids.items()
         }

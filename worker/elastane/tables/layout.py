@@ -11,7 +11,7 @@ slot's blocks and then of the tables:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -288,6 +288,36 @@ class SlotLayout:
     def wire_rows(self) -> list[int]:
         """Bytes of a row of each table in messages."""
         return [table.width * self._wire_dtype(table.dtype).itemsize for table in self.tables]
+
+
+def push_messages(
+    layouts: Sequence[SlotLayout], parts: Mapping[int, PushPart]
+) -> dict[int, tuple[bytes, list[tuple[int, int]], list[memoryview]]]:
+    """`SlotLayout.push_message` of several slots: the rows that all have of a table are converted together."""
+    tables: dict[int, list[RowGradients]] = {}
+    for part in parts.values():
+        for one in part.rows:
+            tables.setdefault(one.table, []).append(one)
+    found = {
+        table: (
+            bytes_of(np.concatenate([one.ids for one in own])),
+            values_of(torch.cat([one.values for one in own]), layouts[0].row_dtype(table)),
+        )
+        for table, own in tables.items()
+    }
+    at, messages = dict.fromkeys(found, 0), {}
+    for slot, part in parts.items():
+        bitmap, _, sections = layouts[slot].push_message(PushPart(part.blocks)) if part.blocks else (b"", [], [])
+        rows = []
+        for one in part.rows:
+            table, count = one.table, len(one.ids)
+            rows.append((table, count))
+            start, (ids, values), row_bytes = at[table], found[table], layouts[slot].wire_rows[table]
+            end = at[table] = start + count
+            sections.append(ids[start * ID_BYTES : end * ID_BYTES])
+            sections.append(values[start * row_bytes : end * row_bytes])
+        messages[slot] = bitmap, rows, sections
+    return messages
 
 
 def push_parts(

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from elastane_shards.errors import IllegalTransition, InvalidRequest, InvalidSnapshot, InvariantViolated
-from elastane_slots.applied import AppliedSet, add_to_all, names_of
+from elastane_slots.applied import AppliedSet, add_to_all, in_all
 from elastane_slots.pushes import Answer, Pulled, Push, Verdict
 from elastane_slots.tasks import TaskName
 
@@ -178,21 +178,19 @@ class HeldSlots:
     def judge_all(self, push: Push, pulled: Sequence[tuple[int, Pulled | None]]) -> list[Answer]:
         """Return `judge` of a push to several slots. pulled: of each slot, in the place of `push.pulled`."""
         self._check(push)
-        name, applied, answers = push.name, dict[int, bool](), list[Answer]()
-        for slot, seen in pulled:
+        records = [self._slots.get(slot) for slot, _ in pulled]
+        known = iter(in_all([record.applied for record in records if record is not None], push.name))
+        answers = list[Answer]()
+        for (slot, seen), record in zip(pulled, records, strict=True):
             if seen is not None and not (0 <= seen.life < _INTEGER_MAX and 0 <= seen.version < _INTEGER_MAX):
                 raise InvalidRequest("a push needs numbers that are not negative", slot=slot)
-            record = self._slots.get(slot)
             if record is None:
                 self._check_slot(slot)
                 absent = Verdict.NOT_YET if push.generation > self.generation else Verdict.MOVED
                 answers.append(Answer(absent, self.generation))
                 continue
-            names = names_of(record.applied)
-            if names not in applied:
-                applied[names] = name in record.applied
-            version = record.version
-            verdict, staleness = self._verdict(record, version, push, seen, applied[names])
+            applied, version = next(known)
+            verdict, staleness = self._verdict(record, version, push, seen, applied)
             if verdict is Verdict.APPLIED:
                 version += 1
             answers.append(Answer(verdict, self.generation, record.life, version, staleness))

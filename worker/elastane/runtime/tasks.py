@@ -254,7 +254,7 @@ def _pushed(source: _Source, pushes: PushingTasks, tasks: LeasedAhead, seed: int
         if (asked := tasks.ask(time.monotonic(), held is not None)) is not None:
             most, finished = asked
             stream.send(source.request(finished, most))
-        while stream.waiting and (held is None or stream.ready):
+        while stream.unanswered and (held is None or stream.ready):
             response = stream.receive()
             tasks.answered(list(response.tasks))
             complete = complete or response.complete

@@ -77,7 +77,7 @@ class RequestStream(Generic[Message, Answer]):
 
     @property
     def ready(self) -> bool:
-        """True if `receive` will not wait. Always False without `reads_ahead`, unless answers came together."""
+        """True if `receive` will not wait; with `reads_ahead`, or where several answers came together."""
         return bool(self._answers) or (self._reader is not None and self._reader.ready)
 
     def close(self) -> None:

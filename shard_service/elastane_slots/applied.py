@@ -315,7 +315,7 @@ def _share(groups: Sequence[list[AppliedSet]]) -> None:
 
 
 def in_all(sets: Sequence[AppliedSet], name: TaskName) -> list[tuple[bool, int]]:
-    """Return of each set whether it has a name, and its count: looked up once for all that share their names."""
+    """Return of each set whether it has a name, and its count; sets that share their names are asked once."""
     known: dict[_Names, tuple[bool, int]] = {}
     found = []
     for one in sets:

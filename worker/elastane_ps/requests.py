@@ -311,7 +311,12 @@ class Requests:
             self._apply(header, push, parts, scale)
         self._figures.answered([(code, staleness) for _, (code, _, _, staleness), _ in said])
         return [
-            (slot, what, held, held.barrier() if held is not None and held.copies and what[0] in _DONE else ())
+            (
+                slot,
+                what,
+                held,
+                held.barrier() if held is not None and held.copies and what[0] in _DONE else (),
+            )
             for slot, what, held in said
         ]
 

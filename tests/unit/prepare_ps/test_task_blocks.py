@@ -349,7 +349,7 @@ class LeasesAtOnce(LeasedOnce):
 
 
 def test_what_every_task_but_the_first_needs_is_pulled_while_another_runs() -> None:
-    net, model, slots = prepared()
+    net, model, _ = prepared()
     source: Any = LeasesAtOnce()
     done, pulled = [], []
     for own in tasks._pushed(source, PushingTasks(model, ahead=2), LeasedAhead(2, 1, 60.0), 0):

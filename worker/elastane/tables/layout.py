@@ -293,7 +293,7 @@ class SlotLayout:
 def push_messages(
     layouts: Sequence[SlotLayout], parts: Mapping[int, PushPart]
 ) -> dict[int, tuple[bytes, list[tuple[int, int]], list[memoryview]]]:
-    """`SlotLayout.push_message` of several slots: the rows that all have of a table are converted together."""
+    """`SlotLayout.push_message` of several slots: the rows of a table are converted together."""
     tables: dict[int, list[RowGradients]] = {}
     for part in parts.values():
         for one in part.rows:
@@ -307,7 +307,9 @@ def push_messages(
     }
     at, messages = dict.fromkeys(found, 0), {}
     for slot, part in parts.items():
-        bitmap, _, sections = layouts[slot].push_message(PushPart(part.blocks)) if part.blocks else (b"", [], [])
+        bitmap, _, sections = (
+            layouts[slot].push_message(PushPart(part.blocks)) if part.blocks else (b"", [], [])
+        )
         rows = []
         for one in part.rows:
             table, count = one.table, len(one.ids)

@@ -127,9 +127,7 @@ class TableRows:
         return mark - self._base
 
 
-def fill_absent(
-    table: SlotTable, initial: InitialRows, ids: Ids, rows: NDArray[Any], known: Ids
-) -> None:
+def fill_absent(table: SlotTable, initial: InitialRows, ids: Ids, rows: NDArray[Any], known: Ids) -> None:
     """Complete what `TableRows.read` has read, of any slots: rows that are not there, and the padding row."""
     absent = known != ids
     if absent.any():

@@ -29,7 +29,8 @@ class RequestStream(Generic[Message, Answer]):
     stub, method: of the rpc. answers_of: returns the answers in one message of the master. one_by_one: gets
     the answer from a master that is older than the rpc. silence_seconds: time limit of an answer from a
     connected master; wait_seconds: the part of it for which the master may hold an answer back. waiting:
-    unanswered messages, oldest first. Used from one thread; `close` it.
+    unanswered messages, oldest first. reads_ahead: a thread reads answers as they come, so that `ready` can
+    say that there is one. Used from one thread; `close` it.
     """
 
     def __init__(
@@ -42,11 +43,14 @@ class RequestStream(Generic[Message, Answer]):
         one_by_one: Callable[[Message], Answer],
         silence_seconds: float,
         wait_seconds: float = 0.0,
+        reads_ahead: bool = False,
     ) -> None:
         self._client, self._stub, self._method = client, stub, method
         self._answers_of, self._ask = answers_of, one_by_one
         self._silence_seconds = silence_seconds
         self._wait_seconds = wait_seconds
+        self._reads_ahead = reads_ahead
+        self._reader: _Reader[Any] | None = None
         self._watch: _SilenceWatch | None = None
         self.waiting: deque[Message] = deque()
         self._answers: deque[Answer] = deque()
@@ -71,6 +75,11 @@ class RequestStream(Generic[Message, Answer]):
         self.waiting.popleft()
         return answer
 
+    @property
+    def ready(self) -> bool:
+        """True if `receive` will not wait; with `reads_ahead`, or where several answers came together."""
+        return bool(self._answers) or (self._reader is not None and self._reader.ready)
+
     def close(self) -> None:
         """End the stream; unanswered requests may or may not have taken effect."""
         self._drop()
@@ -86,7 +95,7 @@ class RequestStream(Generic[Message, Answer]):
         watch = self._watch
         try:
             watch.waiting_since = time.monotonic()
-            self._answers.extend(self._answers_of(next(self._call)))
+            self._answers.extend(self._answers_of(next(self._reader or self._call)))
             watch.waiting_since = None
         except StopIteration:
             self._drop()
@@ -107,6 +116,7 @@ class RequestStream(Generic[Message, Answer]):
         requests = iter(self._outgoing.get, None)
         self._call = getattr(service, self._method)(requests, metadata=call_metadata())
         self._watch = _SilenceWatch(self._call, self._silence_seconds)
+        self._reader = _Reader(self._call) if self._reads_ahead else None
 
     def _drop(self) -> None:
         self._outgoing.put(None)  # ends the sending thread
@@ -115,7 +125,44 @@ class RequestStream(Generic[Message, Answer]):
         if self._call is not None:
             self._call.cancel()
             self.dropped()
-        self._call = self._watch = None
+        self._call = self._watch = self._reader = None
+
+
+class _Reader(Generic[Answer]):
+    """Iterates over a call in a thread of its own, which ends with the call."""
+
+    def __init__(self, call: Iterable[Answer]) -> None:
+        self._call = call
+        self._read: deque[Answer] = deque()
+        self._end: BaseException | None = None
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="elastane-request-reader", daemon=True).start()
+
+    @property
+    def ready(self) -> bool:
+        """True if there is a message that `next` has not returned."""
+        return bool(self._read)
+
+    def __next__(self) -> Answer:
+        with self._changed:
+            self._changed.wait_for(lambda: self._read or self._end is not None)
+            if self._read:
+                return self._read.popleft()
+            assert self._end is not None
+            raise self._end
+
+    def _run(self) -> None:
+        end: BaseException = StopIteration()
+        try:
+            for message in self._call:
+                with self._changed:
+                    self._read.append(message)
+                    self._changed.notify_all()
+        except Exception as error:  # noqa: BLE001 - raised where the next message is asked for
+            end = error
+        with self._changed:
+            self._end = end
+            self._changed.notify_all()
 
 
 class _SilenceWatch:

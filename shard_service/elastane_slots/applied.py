@@ -317,9 +317,16 @@ def _share(groups: Sequence[list[AppliedSet]]) -> None:
                 one._names = names
 
 
-def names_of(applied: AppliedSet) -> int:
-    """A number that sets have in common that share their names: what is in one is in the others."""
-    return id(applied._names)
+def in_all(sets: Sequence[AppliedSet], name: TaskName) -> list[tuple[bool, int]]:
+    """Return of each set whether it has a name, and its count; sets that share their names are asked once."""
+    known: dict[_Names, tuple[bool, int]] = {}
+    found = []
+    for one in sets:
+        names = one._names
+        if names not in known:
+            known[names] = names.has(name), names.count
+        found.append(known[names])
+    return found
 
 
 def _is_even(tasks: IntervalSet) -> bool:

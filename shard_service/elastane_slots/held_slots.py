@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from elastane_shards.errors import IllegalTransition, InvalidRequest, InvalidSnapshot, InvariantViolated
-from elastane_slots.applied import AppliedSet, add_to_all, names_of
+from elastane_slots.applied import AppliedSet, add_to_all, in_all
 from elastane_slots.pushes import Answer, Pulled, Push, Verdict
 from elastane_slots.tasks import TaskName
 
@@ -181,21 +181,21 @@ class HeldSlots:
     def judge_all(self, push: Push, pulled: Sequence[tuple[int, Pulled | None]]) -> list[Answer]:
         """Return `judge` of a push to several slots. pulled: of each slot, in the place of `push.pulled`."""
         self._check(push)
-        name, applied, answers = push.name, dict[int, bool](), list[Answer]()
-        for slot, seen in pulled:
-            self._check_slot(slot)
+        records = [self._slots.get(slot) for slot, _ in pulled]
+        known = iter(in_all([record.applied for record in records if record is not None], push.name))
+        answers = list[Answer]()
+        for (slot, seen), record in zip(pulled, records, strict=True):
             if seen is not None and not (0 <= seen.life < _INTEGER_MAX and 0 <= seen.version < _INTEGER_MAX):
                 raise InvalidRequest("a push needs numbers that are not negative", slot=slot)
-            record = self._slots.get(slot)
             if record is None:
+                self._check_slot(slot)
                 absent = Verdict.NOT_YET if push.generation > self.generation else Verdict.MOVED
                 answers.append(Answer(absent, self.generation))
                 continue
-            names = names_of(record.applied)
-            if names not in applied:
-                applied[names] = name in record.applied
-            verdict, staleness = self._verdict(record, push, seen, applied[names])
-            version = record.version + (verdict is Verdict.APPLIED)
+            applied, version = next(known)
+            verdict, staleness = self._verdict(record, version, push, seen, applied)
+            if verdict is Verdict.APPLIED:
+                version += 1
             answers.append(Answer(verdict, self.generation, record.life, version, staleness))
         return answers
 
@@ -213,7 +213,7 @@ class HeldSlots:
             raise IllegalTransition("a push was applied twice", task=push.name.task)
 
     def _verdict(
-        self, record: SlotRecord, push: Push, pulled: Pulled | None, applied: bool
+        self, record: SlotRecord, version: int, push: Push, pulled: Pulled | None, applied: bool
     ) -> tuple[Verdict, int]:
         if push.generation < record.since:
             return Verdict.OLD_GENERATION, 0
@@ -227,10 +227,10 @@ class HeldSlots:
             return Verdict.RESTORED, 0
         if pulled is None:
             return Verdict.APPLIED, 0
-        if pulled.version > record.version:
+        if pulled.version > version:
             # Pulled from an owner that the store, having lost writes, no longer knows.
             return Verdict.RESTORED, 0
-        staleness = record.version - pulled.version
+        staleness = version - pulled.version
         if self._staleness_max is not None and staleness > self._staleness_max:
             return Verdict.TOO_OLD, staleness
         return Verdict.APPLIED, staleness

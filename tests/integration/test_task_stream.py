@@ -69,7 +69,7 @@ def test_a_master_killed_with_requests_in_flight_gives_the_same_answers_again(ma
 
 def test_every_task_is_done_once_through_a_master_that_dies_again_and_again(master: EmbeddedMaster) -> None:
     with MasterClient(master.address, timeout_seconds=60.0) as client:
-        stream = TaskStream(client)
+        stream = TaskStream(client, reads_ahead=True)
         for _ in range(4):
             stream.send(request())
         seen: list[int] = []
@@ -137,7 +137,8 @@ class SilentAtFirst(shard_pb2_grpc.ShardServiceServicer):
             yield shard_pb2.StreamTasksResponse(response=response)
 
 
-def test_a_stream_without_answers_is_left_and_its_requests_are_repeated() -> None:
+@pytest.mark.parametrize("reads_ahead", [False, True])
+def test_a_stream_without_answers_is_left_and_its_requests_are_repeated(reads_ahead: bool) -> None:
     server = grpc.server(ThreadPoolExecutor(4), interceptors=[TellsVersion()])
     servicer = SilentAtFirst()
     shard_pb2_grpc.add_ShardServiceServicer_to_server(servicer, server)
@@ -145,7 +146,7 @@ def test_a_stream_without_answers_is_left_and_its_requests_are_repeated() -> Non
     server.start()
     try:
         with MasterClient(f"127.0.0.1:{port}", timeout_seconds=20.0) as client:
-            stream = TaskStream(client, silence_seconds=0.3)
+            stream = TaskStream(client, silence_seconds=0.3, reads_ahead=reads_ahead)
             stream.send(request())
             assert stream.receive().tasks
             for _ in range(3):
@@ -163,11 +164,11 @@ def test_a_stream_without_answers_is_left_and_its_requests_are_repeated() -> Non
 
 
 def _left_after(seconds: float) -> list[threading.Thread]:
-    """The watches of streams that are still there, after they had that time to end."""
-    watches = [thread for thread in threading.enumerate() if thread.name == "elastane-task-stream"]
-    for thread in watches:
+    """The threads of streams that are still there, after they had that time to end."""
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("elastane-request-")]
+    for thread in threads:
         thread.join(seconds)
-    return [thread for thread in watches if thread.is_alive()]
+    return [thread for thread in threads if thread.is_alive()]
 
 
 def test_a_master_without_streams_is_asked_call_by_call() -> None:

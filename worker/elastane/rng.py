@@ -154,7 +154,11 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     if HAS_NUMPY:
         np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    if torch.accelerator.current_accelerator() is None:
+        # `torch.manual_seed` would keep each seed, with a traceback, for devices that may start later.
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 @cache

@@ -16,11 +16,16 @@ REPEATED_UNANSWERED = 63
 class TaskStream(RequestStream[shard_pb2.StreamTasksRequest, shard_pb2.LeaseTasksResponse]):
     """LeaseTasks requests and their answers, in order. Used from one thread; `close` it.
 
-    silence_seconds: time limit of an answer from a master that is connected.
+    silence_seconds: time limit of an answer from a master that is connected. reads_ahead: as of
+    `RequestStream`.
     """
 
     def __init__(
-        self, client: MasterClient, *, silence_seconds: float = WAIT_SECONDS + ATTEMPT_SECONDS
+        self,
+        client: MasterClient,
+        *,
+        silence_seconds: float = WAIT_SECONDS + ATTEMPT_SECONDS,
+        reads_ahead: bool = False,
     ) -> None:
         super().__init__(
             client,
@@ -30,6 +35,7 @@ class TaskStream(RequestStream[shard_pb2.StreamTasksRequest, shard_pb2.LeaseTask
             one_by_one=lambda message: client.lease_tasks(message.request),
             silence_seconds=silence_seconds,
             wait_seconds=WAIT_SECONDS,
+            reads_ahead=reads_ahead,
         )
 
     @property

@@ -19,27 +19,28 @@ class PulledRows:
 
     def __init__(self, spec: ModelSpec, asked: Sequence[PullSlot], body: memoryview) -> None:
         self._spec = spec
-        found: dict[int, list[tuple[int, Ids]]] = {}
+        found: dict[int, list[tuple[int, int, memoryview]]] = {}
         at = 0
         for number, told in enumerate(asked):
             for table, count in told.rows:
                 size = count * ID_BYTES
-                found.setdefault(table, []).append((number, np.frombuffer(body[at : at + size], np.int64)))
+                found.setdefault(table, []).append((number, count, body[at : at + size]))
                 at += padded(size)
         #: By number of a slot: tables, and where its rows are among those of all.
         self._parts: list[list[tuple[int, int, int]]] = [[] for _ in asked]
         self._ids: dict[int, Ids] = {}
         for table in sorted(found):
             end = 0
-            for number, own in found[table]:
-                start, end = end, end + len(own)
+            for number, count, _ in found[table]:
+                start, end = end, end + count
                 self._parts[number].append((table, start, end))
-            ids = self._ids[table] = np.concatenate([own for _, own in found[table]])
-            slots = [asked[number].slot for number, _ in found[table]]
-            lengths = [len(own) for _, own in found[table]]
-            if not are_ids(spec.layouts[0].tables[table], np.repeat(slots, lengths), ids):
-                for slot, (_, own) in zip(slots, found[table], strict=True):
-                    spec.layouts[slot].check_ids(table, own, ascending=False)
+            ids = np.frombuffer(bytearray().join([own for *_, own in found[table]]), np.int64)
+            self._ids[table] = ids
+            slots = [asked[number].slot for number, *_ in found[table]]
+            counts = [count for _, count, _ in found[table]]
+            if not are_ids(spec.layouts[0].tables[table], np.repeat(slots, counts), ids):
+                for slot, (_, _, own) in zip(slots, found[table], strict=True):
+                    spec.layouts[slot].check_ids(table, np.frombuffer(own, np.int64), ascending=False)
         self._rows = {
             table: empty_rows(spec.layouts[0].tables[table], len(ids)) for table, ids in self._ids.items()
         }
@@ -48,14 +49,14 @@ class PulledRows:
     def read(self, number: int, weights: SlotWeights) -> None:
         """Copy the rows of one slot, under its lock."""
         for table, start, end in self._parts[number]:
-            rows, absent = self._rows[table]
-            weights.read_rows(table, self._ids[table][start:end], rows[start:end], absent[start:end])
+            rows, known = self._rows[table]
+            weights.read_rows(table, self._ids[table][start:end], rows[start:end], known[start:end])
 
     def complete(self) -> None:
         """All slots are read that will be."""
         layout = self._spec.layouts[0]
-        for table, (rows, absent) in self._rows.items():
-            fill_absent(layout.tables[table], self._spec.initial_rows(table), self._ids[table], rows, absent)
+        for table, (rows, known) in self._rows.items():
+            fill_absent(layout.tables[table], self._spec.initial_rows(table), self._ids[table], rows, known)
             self._bytes[table] = values_of(torch.from_numpy(rows), layout.row_dtype(table))
 
     def sections(self, number: int) -> list[memoryview]:

@@ -45,7 +45,15 @@ from elastane.slots.wire import Piece, pad
 from elastane.tables import rates as rates_module
 from elastane.tables.dense_rules import STATES
 from elastane.tables.journal_records import Record
-from elastane.tables.layout import NonFiniteGradient, PushPart, check_parts, cut, padded_sum
+from elastane.tables.layout import (
+    NAME_ALONE,
+    NonFiniteGradient,
+    PushPart,
+    check_parts,
+    cut,
+    padded_sum,
+    push_parts,
+)
 from elastane.tables.slot_weights import apply_all, prepare_all
 from elastane.tables.spec import ModelSpec
 from elastane_ps.figures import Figures
@@ -75,13 +83,13 @@ class Answer:
 
 
 class _SlotPush(NamedTuple):
-    """A push for one slot. told: None for a name alone. sections: as they came, for copies and journal."""
+    """A push for one slot. told: None for a name alone. body: as it came, for copies and journal."""
 
     slot: int
     told: PushSlot | None = None
     seen: Seen | None = None
-    part: PushPart = PushPart()
-    sections: Sequence[memoryview] = ()
+    part: PushPart = NAME_ALONE
+    body: memoryview = memoryview(b"")
 
 
 class PsFault(Exception):  # noqa: N818 - not an error of a request: the process must end
@@ -210,13 +218,11 @@ class Requests:
         name = TaskName(header.dataset, header.epoch, header.task)
         push = pushes.Push(name, header.lease, header.generation)
         parts = []
-        for told in header.slots:
-            layout = layouts[told.slot]
-            sections = cut(body[at : at + told.size], layout.push_sections(told.blocks, told.rows))
-            at += told.size
-            part = layout.push_part(told.blocks, told.rows, sections)
+        read = push_parts(layouts, [(one.slot, one.blocks, one.rows, one.size) for one in header.slots], body)
+        for told, part in zip(header.slots, read, strict=True):
+            start, at = at, at + told.size
             seen = Seen(told.life, told.version) if told.life >= 0 else None
-            parts.append(_SlotPush(told.slot, told, seen, part, sections))
+            parts.append(_SlotPush(told.slot, told, seen, part, body[start:at]))
         try:
             check_parts([(layouts[one.slot], one.part) for one in parts])
         except NonFiniteGradient:
@@ -245,9 +251,11 @@ class Requests:
     def _require_room(self, parts: Sequence[tuple[int, PushPart]]) -> None:
         """Raise PsMemoryError if new rows would not fit."""
         owned = self._holdings.owned
+        left = self._room.left_bytes() if parts else None
+        if left is None:
+            return
         there = [(held, part) for slot, part in parts if (held := owned.get(slot)) is not None]
-        left = self._room.left_bytes() if there else None
-        if left is None or sum(held.weights.most_bytes(part) for held, part in there) <= left:
+        if sum(held.weights.most_bytes(part) for held, part in there) <= left:
             return
         needed: Counter[int] = Counter()
         for held, part in there:
@@ -313,7 +321,12 @@ class Requests:
             self._apply(header, push, parts, scale)
         self._figures.answered([(code, staleness) for _, (code, _, _, staleness), _ in said])
         return [
-            (slot, what, held, held.barrier() if held is not None and what[0] in _DONE else ())
+            (
+                slot,
+                what,
+                held,
+                held.barrier() if held is not None and held.copies and what[0] in _DONE else (),
+            )
             for slot, what, held in said
         ]
 
@@ -336,6 +349,7 @@ class Requests:
     def _pass_on(self, header: Push, one: _SlotPush, held: HeldSlot, scale: float) -> None:
         """Tell the copies of a slot, and the journal, what was applied."""
         told = one.told or PushSlot(one.slot, -1, -1)
+        sections = cut(one.body, self.spec.layouts[one.slot].push_sections(told.blocks, told.rows))
         message = Replicate(
             generation=self._holdings.map.generation,
             sender=self._holdings.ps_id,
@@ -355,9 +369,9 @@ class Requests:
             later=header.later,
         )
         if held.copies:
-            held.send_to_copies(message, pad(one.sections))
+            held.send_to_copies(message, pad(sections))
         if self._settings.journal is not None:
-            self._settings.journal(entry_of(message, one.sections))
+            self._settings.journal(entry_of(message, sections))
 
     # ------------------------------------------------------------------ initial values, audits
 

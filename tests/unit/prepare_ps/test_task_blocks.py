@@ -215,6 +215,7 @@ class LeasedOnce:
     """A master that leases one task. What `lease_tasks` needs of a source."""
 
     dataset = "data"
+    ready = False
 
     def __init__(self) -> None:
         self.reports: list[shard_pb2.TaskReport] = []
@@ -250,7 +251,7 @@ class LeasedOnce:
     def tasks(self, monkeypatch: pytest.MonkeyPatch, name: str, **settings: Any) -> Any:
         """The loop of a script."""
         monkeypatch.setattr(tasks, "MasterClient", lambda *_, **__: self)
-        monkeypatch.setattr(tasks, "TaskStream", lambda client: self)
+        monkeypatch.setattr(tasks, "TaskStream", lambda client, **_: self)
         environment = WorkerEnvironment(mode="elastic", master="m:1", job="j", worker_id="w")
         this: Any = self
         return tasks.lease_tasks(environment, this, name, size=3, task_size=1, **settings)
@@ -325,6 +326,39 @@ def test_what_is_leased_is_given_back_where_the_script_leaves_its_loop(
     with pytest.raises(ValueError, match="mine"):
         is_left_by_an_error(dies)
     assert not dies.sent  # its process ends, which counts as a failed attempt
+
+
+class LeasesAtOnce(LeasedOnce):
+    """A master whose answers, of one task each, are there before the script looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leased = 0
+
+    @property
+    def ready(self) -> bool:  # type: ignore[override]
+        return bool(self.unanswered)
+
+    def receive(self) -> shard_pb2.LeaseTasksResponse:
+        self.unanswered.pop(0)
+        if self.leased == 6:
+            return shard_pb2.LeaseTasksResponse(complete=True)
+        self.leased += 1
+        leased = shard_pb2.Task(index=self.leased, attempt=1, lease=self.leased)
+        return shard_pb2.LeaseTasksResponse(tasks=[leased])
+
+
+def test_what_every_task_but_the_first_needs_is_pulled_while_another_runs() -> None:
+    net, model, _ = prepared()
+    source: Any = LeasesAtOnce()
+    done, pulled = [], []
+    for own in tasks._pushed(source, PushingTasks(model, ahead=2), LeasedAhead(2, 1, 60.0), 0):
+        pulled.append(own.lease in model._ahead)
+        with model.push(own):
+            net.layer(net.table(torch.tensor([own.index]))).sum().backward()
+        done.append(own.index)
+    assert done == [1, 2, 3, 4, 5, 6]
+    assert pulled == [False, False, True, True, True, True]  # how long a task takes is known after the first
 
 
 class Failed(LeasedOnce):

@@ -46,7 +46,7 @@ class Client:
 class Stream:
     """A master that leases the next task to whoever asks, by the worker's id."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, **_: Any) -> None:
         self.unanswered: tuple[shard_pb2.LeaseTasksRequest, ...] = ()
         self.index = 0
 

@@ -17,6 +17,8 @@ from elastane.tables.layout import (
     cut,
     padded,
     padded_sum,
+    push_messages,
+    push_parts,
 )
 from elastane.tables.sections import Section, SectionHeader
 from elastane.tables.slot_weights import SlotWeights, apply_all, load_all, prepare_all
@@ -190,6 +192,36 @@ def test_a_message_of_a_push_is_what_was_pushed() -> None:
             assert torch.equal(gradient, expected)
         assert all((a.ids == b.ids).all() for a, b in zip(read.rows, part.rows, strict=True))
         assert sizes[-1] < padded(sizes[-1]) + 64
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_messages_of_several_slots_are_those_of_each(wire: str) -> None:
+    spec = small(wire=wire)
+    generator = torch.Generator().manual_seed(2)
+    parts = {slot: part_of(spec, slot, generator, rows=7) for slot in range(3)}
+    nothing = RowGradients(0, np.empty(0, np.int64), torch.empty(0, 16))
+    parts[1] = PushPart({}, (nothing, parts[1].rows[1]))
+    told, body = [], bytearray()
+    for slot, (bitmap, rows, sections) in push_messages(spec.layouts, parts).items():
+        alone = spec.layout(slot).push_message(parts[slot])
+        assert (bitmap, rows, [bytes(s) for s in sections]) == (*alone[:2], [bytes(s) for s in alone[2]])
+        told.append((slot, bitmap, rows, padded_sum(map(len, sections))))
+        for section in sections:
+            body += bytes(section) + bytes(padded(len(section)) - len(section))
+    at = 0
+    for (slot, bitmap, rows, size), part in zip(
+        told, push_parts(spec.layouts, told, memoryview(body)), strict=True
+    ):
+        layout = spec.layout(slot)
+        sections = cut(memoryview(body)[at : at + size], layout.push_sections(bitmap, rows))
+        at += size
+        alone_part = layout.push_part(bitmap, rows, sections)
+        assert part.blocks.keys() == alone_part.blocks.keys()
+        assert all(torch.equal(part.blocks[p], alone_part.blocks[p]) for p in part.blocks)
+        for one, other in zip(part.rows, alone_part.rows, strict=True):
+            assert one.table == other.table and (one.ids == other.ids).all()
+            assert torch.equal(one.values, other.values) and one.values.dtype == other.values.dtype
+    assert at == len(body)
 
 
 def row_part(ids: list[int], width: int = 16, table: int = 0) -> PushPart:

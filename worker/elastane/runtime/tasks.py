@@ -88,7 +88,7 @@ def lease_tasks(
             " a name for each"
         )
     client = MasterClient(environment.master, timeout_seconds=environment.master_timeout_seconds)
-    stream = TaskStream(client)
+    stream = TaskStream(client, reads_ahead=pushes is not None and prefetch > 0)
     try:
         client.create_dataset(environment.job, dataset, settings)
         source = _Source(environment, dataset, client, stream, worker_session)
@@ -239,8 +239,12 @@ def _leased_ahead(source: _Source, tasks: LeasedAhead, seed: int) -> Iterator[Le
 
 
 def _pushed(source: _Source, pushes: PushingTasks, tasks: LeasedAhead, seed: int) -> Iterator[PushTask]:
-    """Lease tasks, pull for them and push them while others are running."""
+    """Lease tasks, pull for them and push them while others are running.
+
+    Answers are taken as soon as they are there: what the next task needs is pulled while this one runs.
+    """
     stream, worker_session = source.stream, source.worker_session
+    complete = False
     while not worker_session.leaving:
         worker_session.require_newest()
         held = tasks.take(time.monotonic())
@@ -250,10 +254,14 @@ def _pushed(source: _Source, pushes: PushingTasks, tasks: LeasedAhead, seed: int
         if (asked := tasks.ask(time.monotonic(), held is not None)) is not None:
             most, finished = asked
             stream.send(source.request(finished, most))
-        if held is None:
+        while stream.unanswered and (held is None or stream.ready):
             response = stream.receive()
             tasks.answered(list(response.tasks))
-            if response.complete:
+            complete = complete or response.complete
+            if held is None:
+                break
+        if held is None:
+            if complete:
                 return
             continue
         task = held_task(source.dataset, held)

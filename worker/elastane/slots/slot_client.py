@@ -38,7 +38,7 @@ from elastane.slots.map_message import ToldMap
 from elastane.slots.map_watch import MapWatch
 from elastane.slots.push_state import REASONS, PushState, pause_seconds, verdict_of
 from elastane.slots.wire import Piece, pad
-from elastane.tables.layout import PushPart, bytes_of, cut, padded_sum
+from elastane.tables.layout import bytes_of, cut, padded_sum, push_messages
 from elastane.tables.spec import ModelSpec
 from elastane_common.errors import ElastaneError
 from elastane_slots.pushes import RETURNED_VERDICTS
@@ -285,18 +285,25 @@ class _Pulling(_Conversation):
     """returned: why the lease is not served any more; the slots are read all the same then, without it."""
 
     def __init__(self, spec: ModelSpec, lease: int, wanted: Mapping[int, Wanted]) -> None:
-        self._spec, self._lease, self._wanted = spec, lease, wanted
+        self._lease, self._wanted = lease, wanted
         self.open = set(wanted)
         self._rows = {slot: [(table, len(ids)) for table, ids in one.rows] for slot, one in wanted.items()}
-        self._answer_bytes = {
-            slot: spec.layouts[slot].pulled_bytes(one.dense, self._rows[slot]) for slot, one in wanted.items()
+        layouts = spec.layouts
+        #: By slot, bytes of the sections of its answer.
+        self._sections = {
+            slot: layouts[slot].pulled_sections(one.dense, self._rows[slot]) for slot, one in wanted.items()
+        }
+        self._answer_bytes = {slot: padded_sum(sizes) for slot, sizes in self._sections.items()}
+        self._bytes = {
+            slot: max(size, layouts[slot].pull_bytes(self._rows[slot]))
+            for slot, size in self._answer_bytes.items()
         }
         self.uninitialised: set[int] = set()
         self.found: dict[int, PulledSlot] = {}
         self.returned = ""
 
     def size(self, slot: int) -> int:
-        return max(self._spec.layouts[slot].pull_bytes(self._rows[slot]), self._answer_bytes[slot])
+        return self._bytes[slot]
 
     def request(self, generation: int, slots: list[int]) -> tuple[Header, Body]:
         asked = [PullSlot(slot, self._wanted[slot].dense, self._rows[slot]) for slot in slots]
@@ -319,20 +326,19 @@ class _Pulling(_Conversation):
                 if taken > len(rest) or entry.life < 0 or entry.version < 0:
                     raise SlotFrameError(f"slot {entry.slot} was answered with {len(rest)} bytes")
                 if entry.slot in self.open:
-                    sizes = self._spec.layouts[entry.slot].pulled_sections(
-                        self._wanted[entry.slot].dense, self._rows[entry.slot]
-                    )
-                    self.found[entry.slot] = PulledSlot(Seen(entry.life, entry.version), cut(rest, sizes))
+                    sections = cut(rest, self._sections[entry.slot])
+                    self.found[entry.slot] = PulledSlot(Seen(entry.life, entry.version), sections)
                     self.open.discard(entry.slot)
                 rest = rest[taken:]
 
 
 class _Pushing(_Conversation):
     def __init__(self, spec: ModelSpec, task: PushedTask, *, journal: bool) -> None:
-        self._spec, self._task = spec, task
+        self._task = task
         self.state = PushState(range(spec.slots))
         parts = {slot: part for slot, part in task.parts.items() if part.blocks or part.rows}
-        self._slots = {slot: self._slot(slot, part) for slot, part in parts.items()}
+        messages = push_messages(spec.layouts, parts)
+        self._slots = {slot: self._slot(slot, *message) for slot, message in messages.items()}
         self._pulls = list[tuple[int, int]]()
         if journal:
             nothing = Seen(-1, -1)
@@ -375,9 +381,10 @@ class _Pushing(_Conversation):
         for one in header.answers:
             self.state.answered(one.slots, one.code, one.life, one.version, one.staleness, header.generation)
 
-    def _slot(self, slot: int, part: PushPart) -> tuple[PushSlot, Body]:
+    def _slot(
+        self, slot: int, bitmap: bytes, rows: list[tuple[int, int]], sections: list[memoryview]
+    ) -> tuple[PushSlot, Body]:
         seen = self._task.seen[slot]
-        bitmap, rows, sections = self._spec.layouts[slot].push_message(part)
         size = padded_sum(map(len, sections))
         return PushSlot(slot, seen.life, seen.version, bitmap, rows, size), pad(sections)
 

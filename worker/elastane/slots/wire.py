@@ -19,6 +19,8 @@ from elastane.slots.frames import (
 Piece = bytes | bytearray | memoryview
 #: Pieces of one call to the kernel.
 _PIECES: Final = 512
+#: Pieces of fewer bytes are joined first: that takes less time than telling the kernel of each.
+_JOINED_BYTES: Final = 2**18
 _ALIGNMENT_BYTES: Final = 64
 _ZEROS: Final = bytes(_ALIGNMENT_BYTES)
 
@@ -40,8 +42,11 @@ def write_frame(connection: socket.socket, header: Header, number: int, body: Se
     The caller excludes other writers.
     """
     front = encode(header, number, sum(map(len, body)))
+    total = len(front) + sum(map(len, body))
+    if total <= _JOINED_BYTES:
+        connection.sendall(front + b"".join(body))
+        return total
     pieces = [memoryview(piece) for piece in (front, *body)]
-    total = sum(map(len, pieces))
     at = 0
     while at < len(pieces):
         sent = connection.sendmsg(pieces[at : at + _PIECES])

@@ -11,7 +11,7 @@ slot's blocks and then of the tables:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -121,17 +121,22 @@ class SlotLayout:
 
     def pull_bytes(self, rows: Rows) -> int:
         """Bytes of the ids of a pull, each section padded. Raises InvalidRequest."""
-        return sum(padded(count * ID_BYTES) for _, count in self._tables_asked(rows))
+        total = 0
+        for _, count in self._tables_asked(rows):
+            total += padded(count * ID_BYTES)
+        return total
 
     def pulled_bytes(self, dense: bool, rows: Rows) -> int:
         """Bytes of what is pulled, each section padded. Raises InvalidRequest."""
-        values = sum(padded(count * self.wire_rows[table]) for table, count in self._tables_asked(rows))
-        return values + (self._padded_blocks if dense else 0)
+        total = self._padded_blocks if dense else 0
+        for table, count in self._tables_asked(rows):
+            total += padded(count * self.wire_rows[table])
+        return total
 
     def push_bytes(self, bitmap: bytes, rows: Rows) -> int:
         """Bytes of a push, each section padded. Raises InvalidRequest."""
         sizes = self._wire_blocks
-        total = padded_sum(sizes[position] for position in self.positions(bitmap))
+        total = padded_sum(sizes[position] for position in self.positions(bitmap)) if bitmap else 0
         for table, count in self._tables_asked(rows):
             total += padded(count * ID_BYTES) + padded(count * self.wire_rows[table])
         return total
@@ -285,6 +290,81 @@ class SlotLayout:
         return [table.width * self._wire_dtype(table.dtype).itemsize for table in self.tables]
 
 
+def push_messages(
+    layouts: Sequence[SlotLayout], parts: Mapping[int, PushPart]
+) -> dict[int, tuple[bytes, list[tuple[int, int]], list[memoryview]]]:
+    """`SlotLayout.push_message` of several slots: the rows of a table are converted together."""
+    tables: dict[int, list[RowGradients]] = {}
+    for part in parts.values():
+        for one in part.rows:
+            tables.setdefault(one.table, []).append(one)
+    found = {
+        table: (
+            bytes_of(np.concatenate([one.ids for one in own])),
+            values_of(torch.cat([one.values for one in own]), layouts[0].row_dtype(table)),
+        )
+        for table, own in tables.items()
+    }
+    at, messages = dict.fromkeys(found, 0), {}
+    for slot, part in parts.items():
+        bitmap, _, sections = (
+            layouts[slot].push_message(PushPart(part.blocks)) if part.blocks else (b"", [], [])
+        )
+        rows = []
+        for one in part.rows:
+            table, count = one.table, len(one.ids)
+            rows.append((table, count))
+            start, (ids, values), row_bytes = at[table], found[table], layouts[slot].wire_rows[table]
+            end = at[table] = start + count
+            sections.append(ids[start * ID_BYTES : end * ID_BYTES])
+            sections.append(values[start * row_bytes : end * row_bytes])
+        messages[slot] = bitmap, rows, sections
+    return messages
+
+
+def push_parts(
+    layouts: Sequence[SlotLayout], told: Sequence[tuple[int, bytes, Rows, int]], body: memoryview
+) -> list[PushPart]:
+    """`SlotLayout.push_part` of several slots, whose sections follow one another in `body`: the rows that all
+    have of a table are taken together. told: slot, bitmap, rows and padded bytes of each; checked before."""
+    parts: list[tuple[dict[int, Values], list[RowGradients]]] = []
+    found: dict[int, tuple[list[int], list[int], list[memoryview], list[memoryview]]] = {}
+    at = 0
+    for number, (slot, bitmap, rows, size) in enumerate(told):
+        end, blocks = at + size, {}
+        if bitmap:
+            layout = layouts[slot]
+            sections = layout.push_sections(bitmap, ())
+            blocks = layout.push_part(bitmap, (), cut(body[at:end], sections)).blocks
+            at += padded_sum(sections)
+        parts.append((blocks, []))
+        for table, count in rows:
+            if table not in found:
+                found[table] = [], [], [], []
+            numbers, counts, ids, values = found[table]
+            numbers.append(number)
+            counts.append(count)
+            bytes_ = count * ID_BYTES
+            ids.append(body[at : at + bytes_])
+            at += padded(bytes_)
+            bytes_ = count * layouts[slot].wire_rows[table]
+            values.append(body[at : at + bytes_])
+            at += padded(bytes_)
+        at = end
+    for table, (numbers, counts, ids, values) in found.items():
+        told_table = layouts[0].tables[table]
+        all_ids = np.frombuffer(bytearray().join(ids), np.int64)
+        all_values = torch.empty(0, dtype=told_table.dtype)
+        if len(all_ids):
+            all_values = torch.frombuffer(bytearray().join(values), dtype=layouts[0].row_dtype(table))
+        split = all_values.to(told_table.dtype).view(len(all_ids), told_table.width).split(counts)
+        end = 0
+        for number, count, own in zip(numbers, counts, split, strict=True):
+            start, end = end, end + count
+            parts[number][1].append(RowGradients(table, all_ids[start:end], own))
+    return [PushPart(blocks, tuple(own)) for blocks, own in parts]
+
+
 def check_parts(parts: Sequence[tuple[SlotLayout, PushPart]]) -> None:
     """`SlotLayout.check_part` of several slots, at once for the rows of all."""
     if not _are_rows([(layout, one) for layout, part in parts for one in part.rows]):
@@ -336,13 +416,16 @@ def drawn(
     key: int | NDArray[np.uint64], numbers: NDArray[np.int64] | NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
     """`elastane_slots.mixing.drawn` for arrays."""
-    value = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+    value = numbers.astype(np.uint64)
+    value += np.uint64(1)
+    value *= np.uint64(GOLDEN)
     value = value + (np.uint64(key) if isinstance(key, int) else key)
-    value ^= value >> np.uint64(30)
+    shifted = value >> np.uint64(30)
+    value ^= shifted
     value *= np.uint64(0xBF58476D1CE4E5B9)
-    value ^= value >> np.uint64(27)
+    value ^= np.right_shift(value, np.uint64(27), out=shifted)
     value *= np.uint64(0x94D049BB133111EB)
-    value ^= value >> np.uint64(31)
+    value ^= np.right_shift(value, np.uint64(31), out=shifted)
     return value
 
 

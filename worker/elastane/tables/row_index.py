@@ -1,7 +1,7 @@
 """Places of rows by their ids: sorted arrays, 12 bytes a row.
 
-New ids go to a small sorted rest, which is merged into the others when it has become a sixteenth of them.
-Both are merged in place, part by part from the end, so that no second copy of them is needed for a moment.
+New ids go to a small sorted rest, which is merged into the others when it has become a sixteenth of them:
+in place, part by part from the end, so that no second copy of them is needed for a moment.
 """
 
 from __future__ import annotations
@@ -27,42 +27,58 @@ class RowIndex:
     """Rows have the places 0, 1, 2, ... in the order in which they come."""
 
     def __init__(self) -> None:
-        self._most, self._rest = _Sorted(), _Sorted()
+        self._most = _Sorted()
+        self._rest_ids, self._rest_places = np.empty(0, np.int64), np.empty(0, np.int32)
 
     def __len__(self) -> int:
-        return self._most.count + self._rest.count
+        return self._most.count + len(self._rest_ids)
 
     @property
     def bytes(self) -> int:
-        return self._most.bytes + self._rest.bytes
+        return self._most.bytes + self._rest_ids.nbytes + self._rest_places.nbytes
 
     def find(self, ids: Ids) -> Places:
         """Return the places of ids, in any order; -1 for those that have none."""
+        known, places = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
+        self.nearest(ids, known, places)
+        found = places.astype(np.int64)
+        found[known != ids] = -1
+        return found
+
+    def nearest(self, ids: Ids, known: Ids, places: NDArray[np.int32]) -> None:
+        """Write the places of ids, in any order, into `places`. `known` gets the ids that have these places:
+        others than those asked for, where these have none; it is compared for many indices at once."""
         if not self._most.count:
-            return self._rest.find(ids)
-        places = self._most.find(ids)
-        if self._rest.count and len(missing := (places < 0).nonzero()[0]):
-            places[missing] = self._rest.find(ids[missing])
-        return places
+            _nearest(self._rest_ids, self._rest_places, ids, known, places)
+            return
+        _nearest(*self._most.entries(), ids, known, places)
+        if len(self._rest_ids) and len(missing := (known != ids).nonzero()[0]):
+            at = self._rest_ids.searchsorted(ids[missing])
+            known[missing] = self._rest_ids.take(at, mode="clip")
+            places[missing] = self._rest_places.take(at, mode="clip")
 
     def add(self, ids: Ids) -> Places:
         """Add ids, ascending and none of them here, and return their places.
 
         Raises MemoryError, and has the same rows then.
         """
-        first = len(self)
-        if first + len(ids) > ROWS_MAX:
+        rest_count, count = len(self._rest_ids), len(ids)
+        first = self._most.count + rest_count
+        if first + count > ROWS_MAX:
             raise MemoryError(f"a slot has at most {ROWS_MAX} rows of a table")
-        if self._rest.count + len(ids) > max(_REST, self._most.count // 16):
-            self._most.merge(*self._rest.entries())
-            self._rest = _Sorted()
-        places = np.arange(first, first + len(ids), dtype=np.int32)
-        self._rest.merge(ids, places)
-        return places.astype(np.int64)
+        if rest_count + count > max(_REST, self._most.count // 16):
+            self._most.merge(self._rest_ids, self._rest_places)
+            self._rest_ids, self._rest_places = np.empty(0, np.int64), np.empty(0, np.int32)
+        places = np.arange(first, first + count)
+        rest = np.concatenate([self._rest_ids, ids])
+        order = rest.argsort(kind="stable")  # of two sorted runs: it merges them
+        rest_places = np.concatenate([self._rest_places, places], dtype=np.int32, casting="unsafe")
+        self._rest_ids, self._rest_places = rest.take(order), rest_places.take(order)
+        return places
 
     def entries(self) -> tuple[Ids, Places]:
         """Return all ids, ascending, and their places; copies."""
-        ids, places = _merged(*self._most.entries(), *self._rest.entries())
+        ids, places = _merged(*self._most.entries(), self._rest_ids, self._rest_places)
         return ids, places.astype(np.int64)
 
 
@@ -81,15 +97,6 @@ class _Sorted:
         """Return ids and places: views, see `GrowingArray.array`."""
         return self._ids.array[: self.count], self._places.array[: self.count]
 
-    def find(self, ids: Ids) -> Places:
-        if not self.count:
-            return np.full(len(ids), -1, np.int64)
-        known, places = self.entries()
-        at = known.searchsorted(ids)
-        found = places.take(at, mode="clip").astype(np.int64)
-        found[known.take(at, mode="clip") != ids] = -1
-        return found
-
     def merge(self, ids: NDArray[np.int64], places: NDArray[np.int32]) -> None:
         """Add entries with other ids, ascending. Raises MemoryError, and has the same entries then."""
         total = self.count + len(ids)
@@ -104,6 +111,22 @@ class _Sorted:
             all_ids[start + first : end + left], all_places[start + first : end + left] = merged
             end, left = start, first
         self.count = total
+
+
+def _nearest(
+    sorted_ids: NDArray[np.int64],
+    sorted_places: NDArray[np.int32],
+    ids: Ids,
+    known: Ids,
+    places: NDArray[np.int32],
+) -> None:
+    if not len(sorted_ids):
+        known.fill(-1)
+        places.fill(-1)
+        return
+    at = sorted_ids.searchsorted(ids)
+    sorted_ids.take(at, out=known, mode="clip")
+    sorted_places.take(at, out=places, mode="clip")
 
 
 def _merged(

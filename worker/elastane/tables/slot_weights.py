@@ -27,7 +27,7 @@ from elastane.tables.rates import Rates, scaled
 from elastane.tables.row_index import Places
 from elastane.tables.sections import Section, SectionHeader
 from elastane.tables.spec import ModelSpec
-from elastane.tables.table_rows import TableRows, fill_absent
+from elastane.tables.table_rows import Part, TableRows, fill_absent
 from elastane_shards.errors import IllegalTransition, InvalidSnapshot
 
 #: About the size of a piece of rows.
@@ -69,10 +69,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class PreparedPush:
-    """Pushes to slots, whose rows are there. rows: by table the parts of the slots, and their gradients."""
+    """Pushes to slots, whose rows are there. rows: by table the parts of the slots, the places of their rows,
+    and gradients."""
 
     pushes: Sequence[tuple[SlotWeights, PushPart]]
-    rows: dict[int, tuple[list[tuple[TableRows, Places, int]], torch.Tensor]]
+    rows: dict[int, tuple[list[Part], Places, torch.Tensor]]
 
 
 class SlotWeights:
@@ -138,15 +139,15 @@ class SlotWeights:
         """Copy rows into memory, in the order of ids, in the type in which they travel."""
         if len(ids):
             told = self.layout.tables[table]
-            rows, absent = empty_rows(told, len(ids))
-            self.read_rows(table, ids, rows, absent)
-            fill_absent(told, self._spec.initial_rows(table), ids, rows, absent)
+            rows, known = empty_rows(told, len(ids))
+            self.read_rows(table, ids, rows, known)
+            fill_absent(told, self._spec.initial_rows(table), ids, rows, known)
             values = torch.from_numpy(rows)
             torch.frombuffer(into, dtype=self.layout.row_dtype(table)).copy_(values.view(-1))
 
-    def read_rows(self, table: int, ids: Ids, rows: NDArray[Any], absent: NDArray[np.bool_]) -> None:
+    def read_rows(self, table: int, ids: Ids, rows: NDArray[Any], known: Ids) -> None:
         """As `TableRows.read`."""
-        self._rows[table].read(ids, rows, absent)
+        self._rows[table].read(ids, rows, known)
 
     def prepare(self, part: PushPart, rates: Rates) -> PreparedPush:
         """`prepare_all` of one slot."""
@@ -266,14 +267,18 @@ def prepare_all(pushes: Sequence[tuple[SlotWeights, PushPart]], rates: Rates) ->
             block.prepare(*weights._block_rule(position, rates))
         for rows in part.rows:
             if len(rows.ids):
-                found.setdefault(rows.table, []).append((weights, rows))
+                if rows.table not in found:
+                    found[rows.table] = []
+                found[rows.table].append((weights, rows))
     steps = {}
     for table, parts in found.items():
         numbers = rates[parts[0][0]._spec.tables[table].group]
-        asked = [(weights._rows[table], rows.ids, weights._mark) for weights, rows in parts]
-        places = table_rows.born(asked, numbers)
-        there = [(of, at, mark) for (of, _, mark), at in zip(asked, places, strict=True)]
-        steps[table] = there, torch.cat([rows.values for _, rows in parts])
+        there, end = [], 0
+        for weights, rows in parts:
+            start, end = end, end + len(rows.ids)
+            there.append(Part(weights._rows[table], weights._mark, start, end))
+        places = table_rows.born(there, np.concatenate([rows.ids for _, rows in parts]), numbers)
+        steps[table] = there, places, torch.cat([rows.values for _, rows in parts])
     return PreparedPush(pushes, steps)
 
 
@@ -289,15 +294,15 @@ def apply_all(prepared: PreparedPush, rates: Rates, scale: float = 1.0) -> None:
             rule, numbers = weights._block_rule(position, rates)
             block.step(rule, gradient, numbers)
             weights._block_marks[position] = weights._mark
-    for table, (parts, gradients) in prepared.rows.items():
+    for table, (parts, places, gradients) in prepared.rows.items():
         numbers = rates[prepared.pushes[0][0]._spec.tables[table].group]
-        table_rows.step(parts, gradients.numpy(), numbers)
+        table_rows.step(parts, places, gradients.numpy(), numbers)
 
 
-def empty_rows(table: SlotTable, count: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return memory for so many rows, and for which of them are absent: none."""
+def empty_rows(table: SlotTable, count: int) -> tuple[NDArray[Any], Ids]:
+    """Return memory for so many rows, and for their ids (`TableRows.read`): none is read yet."""
     dtype = str(table.dtype).removeprefix("torch.")
-    return np.empty((count, table.width), dtype), np.zeros(count, np.bool_)
+    return np.empty((count, table.width), dtype), np.full(count, -1, np.int64)
 
 
 def load_all(weights: SlotWeights, sections: Iterable[Section]) -> None:

@@ -7,6 +7,7 @@ pulls change nothing, and there is no difference: they are a function of its id.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -49,15 +50,15 @@ class TableRows:
 
     @property
     def weight_bytes(self) -> int:
-        return self._columns[0].bytes
+        return len(self) * self.column_row_bytes[0]
 
     @property
     def state_bytes(self) -> int:
-        return sum(column.bytes for column in self._columns[1:])
+        return len(self) * sum(self.column_row_bytes[1:])
 
     @property
     def index_bytes(self) -> int:
-        return self._index.bytes + self._stamps.bytes
+        return self._index.bytes + len(self)
 
     @property
     def row_bytes(self) -> int:
@@ -68,13 +69,13 @@ class TableRows:
         """Number of ids, all different, that have no row yet."""
         return int(np.count_nonzero(self._index.find(ids) < 0))
 
-    def read(self, ids: Ids, rows: NDArray[Any], absent: NDArray[np.bool_]) -> None:
-        """Copy the rows of these ids, in any order, into `rows`; `absent` says which are not there: those are
-        filled by `fill_absent`."""
-        places = self._index.find(ids)
-        np.less(places, 0, out=absent)
+    def read(self, ids: Ids, rows: NDArray[Any], known: Ids) -> None:
+        """Copy the rows of these ids, in any order, into `rows`, and into `known` the ids of what was copied.
+        Where that is another, there is no such row: `fill_absent` completes it."""
+        places = np.empty(len(ids), np.int32)
+        self._index.nearest(ids, known, places)
         if self._columns[0].length:
-            self._columns[0].array.take(places, 0, rows, "clip")  # absent ones: any row
+            self._columns[0].array.take(places, 0, rows, "clip")
 
     def touched(self, since: int) -> tuple[Ids, Places]:
         """Return the rows touched at mark `since` or later, by id; all of them where that is not known."""
@@ -93,28 +94,28 @@ class TableRows:
         places = self._index.find(ids)
         new = places < 0
         if new.any():
-            self._extend(int(new.sum()))
+            self._extend(len(self._index) + int(new.sum()))
             places[new] = self._index.add(ids[new])
         for column, part in zip(self._columns, parts, strict=True):
             values = np.frombuffer(part, column.dtype)
             column.array[places] = values.reshape(len(ids), *column.array.shape[1:])
         self._stamps.array[places] = self._stamp(mark)
 
-    def _add(self, ids: Ids, values: NDArray[Any], numbers: Sequence[float], mark: int) -> Places:
-        self._extend(len(ids))
+    def _add(self, ids: Ids, values: NDArray[Any], numbers: Sequence[float]) -> Places:
+        start = len(self._index)
+        end = start + len(ids)
+        self._extend(end)
         places = self._index.add(ids)
-        self._columns[0].array[places] = values
+        self._columns[0].array[start:end] = values
         if len(self._columns) > 1 and (first := row_rules.first_state(self._rule, numbers)):
-            self._columns[1].array[places] = first
-        self._stamps.array[places] = self._stamp(mark)
+            self._columns[1].array[start:end] = first
         return places
 
-    def _extend(self, count: int) -> None:
-        """Have entries for `count` further rows. Those that an earlier try has left are used."""
-        wanted = len(self._index) + count
-        for column in (*self._columns, self._stamps):
-            if column.length < wanted:
-                column.extend(wanted - column.length)
+    def _extend(self, rows: int) -> None:
+        """Have entries for so many rows, and some more."""
+        if rows > self._stamps.length:  # the last to be extended
+            for column in (*self._columns, self._stamps):
+                column.extend(max(0, rows + rows // 16 - column.length))
 
     def _stamp(self, mark: int) -> int:
         if mark - self._base > _STAMPS:
@@ -126,50 +127,62 @@ class TableRows:
         return mark - self._base
 
 
-def fill_absent(
-    table: SlotTable, initial: InitialRows, ids: Ids, rows: NDArray[Any], absent: NDArray[np.bool_]
-) -> None:
+def fill_absent(table: SlotTable, initial: InitialRows, ids: Ids, rows: NDArray[Any], known: Ids) -> None:
     """Complete what `TableRows.read` has read, of any slots: rows that are not there, and the padding row."""
+    absent = known != ids
     if absent.any():
         rows[absent] = initial_rows(initial, ids[absent], table.width)
     if table.padding_row is not None:
         rows[ids == table.padding_row] = 0
 
 
-def born(parts: Sequence[tuple[TableRows, Ids, int]], numbers: Sequence[float]) -> list[Places]:
-    """Return the places of ids, ascending, in the parts that slots have of one table, given with their marks;
-    rows that are not there are born. numbers: the group's rates.
+@dataclass(frozen=True)
+class Part:
+    """Rows of one slot among those of a push to a table: from `start` to `end`."""
+
+    rows: TableRows
+    mark: int
+    start: int
+    end: int
+
+
+def born(parts: Sequence[Part], ids: Ids, numbers: Sequence[float]) -> Places:
+    """Return the places of ids, ascending in each part, in the part's slot; rows that are not there are born.
+    numbers: the group's rates.
 
     Raises MemoryError, and changes nothing then that could be seen.
     """
-    places = [rows._index.find(ids) for rows, ids, _ in parts]
-    new = [found < 0 for found in places]
-    if not np.concatenate(new).any():
+    known, nearest = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
+    for part in parts:
+        start, end = part.start, part.end
+        part.rows._index.nearest(ids[start:end], known[start:end], nearest[start:end])
+    places = nearest.astype(np.int64)
+    new = (known != ids).nonzero()[0]
+    if not len(new):
         return places
-    fresh = [(number, ids[new[number]]) for number, (_, ids, _) in enumerate(parts) if new[number].any()]
-    first = parts[0][0]
-    values = initial_rows(first._initial, np.concatenate([ids for _, ids in fresh]), first._table.width)
-    end = 0
-    for number, ids in fresh:
-        rows, _, mark = parts[number]
-        start, end = end, end + len(ids)
-        places[number][new[number]] = rows._add(ids, values[start:end], numbers, mark)
+    fresh, first = ids[new], parts[0].rows
+    values = initial_rows(first._initial, fresh, first._table.width)
+    added, end = np.empty(len(new), np.int64), 0
+    for part, until in zip(parts, new.searchsorted([part.end for part in parts]).tolist(), strict=True):
+        start, end = end, until
+        if start < end:
+            added[start:end] = part.rows._add(fresh[start:end], values[start:end], numbers)
+    places[new] = added
     return places
 
 
-def step(
-    parts: Sequence[tuple[TableRows, Places, int]], gradients: NDArray[Any], numbers: Sequence[float]
-) -> None:
-    """Apply gradients, of all parts one after the other, to rows, each at most once: one step for all."""
-    first = parts[0][0]
-    columns = [
-        np.concatenate([rows._columns[number].array[places] for rows, places, _ in parts])
-        for number in range(len(first._columns))
-    ]
-    updated = row_rules.updated(first._rule, columns, gradients, numbers)
-    end = 0
-    for rows, places, mark in parts:
-        start, end = end, end + len(places)
-        for column, values in zip(rows._columns, updated, strict=True):
-            column.array[places] = values[start:end]
-        rows._stamps.array[places] = rows._stamp(mark)
+def step(parts: Sequence[Part], places: Places, gradients: NDArray[Any], numbers: Sequence[float]) -> None:
+    """Apply gradients to rows, each at most once: one step for all parts."""
+    first = parts[0].rows
+    own = [places[part.start : part.end] for part in parts]
+    columns = []
+    for number, column in enumerate(first._columns):
+        copies = np.empty((len(places), *column.array.shape[1:]), column.dtype)
+        for part, at in zip(parts, own, strict=True):
+            part.rows._columns[number].array.take(at, 0, copies[part.start : part.end], "clip")
+        columns.append(copies)
+    for number, values in enumerate(row_rules.updated(first._rule, columns, gradients, numbers)):
+        for part, at in zip(parts, own, strict=True):
+            part.rows._columns[number].array[at] = values[part.start : part.end]
+    for part, at in zip(parts, own, strict=True):
+        part.rows._stamps.array[at] = part.rows._stamp(part.mark)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -37,14 +37,16 @@ class DenseMemory:
         return [_memory(part) for part in self._cut(slot, self._initial)]
 
     @torch.no_grad()
-    def set(self, slot: int, sections: Sequence[memoryview]) -> None:
-        """Write pulled blocks into the parameters."""
-        layout = self._spec.layout(slot)
-        if not layout.blocks:
-            return
+    def set(self, sections: Mapping[int, Sequence[memoryview]]) -> None:
+        """Write pulled blocks into the parameters. sections: by slot, its blocks first."""
         flat = [_in_memory(p.detach()) for p in self._parameters]
-        for position, (part, section) in enumerate(zip(self._cut(slot, flat), sections, strict=False)):
-            part.copy_(torch.frombuffer(section, dtype=layout.block_dtype(position)))
+        for slot in self.slots:
+            if slot in sections:
+                layout = self._spec.layout(slot)
+                for position, (part, section) in enumerate(
+                    zip(self._cut(slot, flat), sections[slot], strict=False)
+                ):
+                    part.copy_(torch.frombuffer(section, dtype=layout.block_dtype(position)))
 
     def gradients(self) -> list[Values | None]:
         """Take the parameters' gradients, in the order of their memory; those not there are None."""

@@ -60,4 +60,8 @@ def parts_of(
         ids, values = ids[found.order], values[torch.from_numpy(found.order)]
         for slot, start, end in found.parts:
             rows.setdefault(slot, []).append(RowGradients(table, ids[start:end], values[start:end]))
-    return {slot: PushPart(memory.blocks(slot, dense), tuple(own)) for slot, own in rows.items()}
+    with_blocks = set(memory.slots)
+    return {
+        slot: PushPart(memory.blocks(slot, dense) if slot in with_blocks else {}, tuple(own))
+        for slot, own in rows.items()
+    }

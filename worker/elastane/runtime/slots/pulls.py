@@ -58,8 +58,7 @@ class Pulls:
 
     def take(self, memory: DenseMemory, pulled: PulledSlots) -> None:
         """Write what was pulled into the parameters."""
-        for slot, found in pulled.slots.items():
-            memory.set(slot, found.sections)
+        memory.set({slot: found.sections for slot, found in pulled.slots.items()})
 
     def rows(self, table: int, ids: Ids) -> Tensor:
         """Return rows of ascending ids: those pulled before for this task as they were then."""

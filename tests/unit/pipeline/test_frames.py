@@ -18,6 +18,7 @@ from elastane.pipeline.frames import (
     decode,
     encode,
     frame_of,
+    received_here,
 )
 
 KEY = FrameKey(Kind.FORWARD, 1, 2, 3)
@@ -51,12 +52,20 @@ def _sent(value, **more):
     return decode(memory)
 
 
+def _here(value, **more):
+    return received_here(frame_of(KEY, 4, 5, value, **more))
+
+
 def _bytes(tensor: Tensor) -> bytes:
     return bytes(tensor.detach().contiguous().view(-1).view(torch.uint8).tolist())
 
 
 @pytest.mark.parametrize("name", TENSORS)
-@pytest.mark.parametrize("way", [lambda tensor: _sent(tensor).value, copied], ids=["sent", "copied"])
+@pytest.mark.parametrize(
+    "way",
+    [lambda tensor: _sent(tensor).value, lambda tensor: _here(tensor).value, copied],
+    ids=["sent", "here", "copied"],
+)
 def test_tensor_keeps_values_strides_and_place_in_a_line(name, way):
     tensor = TENSORS[name]
     got = way(tensor)
@@ -82,9 +91,10 @@ def test_values_keep_their_structure():
     assert got[0] is got[2]["k"][0], "a tensor that stands twice is one tensor"
 
 
-def test_header_says_which_frame_it_is_and_whose_gradients_are_wanted():
+@pytest.mark.parametrize("way", [_sent, _here])
+def test_a_frame_says_which_it_is_and_whose_gradients_are_wanted(way):
     x, y = torch.randn(3, requires_grad=True), torch.arange(3)
-    got = _sent((x, y), parts={"rng/a": b"12"})
+    got = way((x, y), parts={"rng/a": b"12"})
     assert (got.key, got.generation, got.step) == (KEY, 4, 5)
     assert got.wants_gradient == [True, False]
     assert got.parts == {"rng/a": b"12"}
@@ -97,8 +107,9 @@ def test_memory_that_is_not_the_value_s_alone_is_marked():
     assert _sent((own, torch.randn(2)), owned=owned).shared == [True, False]
 
 
-def test_tensors_of_a_frame_have_version_counters_of_their_own():
-    a, b = _sent((torch.zeros(3), torch.zeros(3))).value
+@pytest.mark.parametrize("way", [_sent, _here])
+def test_tensors_of_a_frame_have_version_counters_of_their_own(way):
+    a, b = way((torch.zeros(3), torch.zeros(3))).value
     before = b._version
     a.add_(1)
     assert (a._version, b._version, float(b.sum())) == (before + 1, before, 0.0)

@@ -158,6 +158,38 @@ def test_the_process_s_generators_are_as_before():
     assert all(end.parts != before for one in ends for end in one.values())
 
 
+class _Draws(nn.Module):
+    """Draws, and raises in its forward or in its backward."""
+
+    def __init__(self, where):
+        super().__init__()
+        self._where, self.weight = where, nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        y = x * self.weight
+        if self._where == "backward":
+            y.register_hook(self._raises)
+            return y
+        return self._raises(y)
+
+    def _raises(self, tensor):
+        torch.rand(3)
+        raise ValueError(self._where)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_the_process_s_generators_are_as_before_when_a_unit_raises(where):
+    job = _Job(lambda: [nn.Linear(4, 4), _Draws(where)], _two(), 2, 2)
+    for executor in job.executors:
+        executor.begin_step(0)
+    before = GENERATORS.capture()
+    batches = [{est: MicroBatch(torch.ones(3, 4), None, before)} for est in range(2)]
+    with pytest.raises(ValueError, match=where) as raised:
+        job.together(lambda executor, me: executor.wave(0, batches[me], last=True))
+    assert any(f"in the {where} of EST 0 on stage 1" in note for note in raised.value.__notes__)
+    assert GENERATORS.capture() == before
+
+
 class _Noisy(nn.Module):
     """What a first run could spoil: generators, buffers, the input."""
 

@@ -71,8 +71,8 @@ class RingThread:
 
         Raises the error of the first failed task; RingAborted or RingBroken if the thread is abandoned.
         """
-        self._settle()
         with self._changed:
+            self._settle()
             error, self._error = self._error, None
         if error is not None:
             raise error
@@ -81,16 +81,18 @@ class RingThread:
 
     def close(self) -> None:
         """End the thread after its queued tasks, unless it is abandoned. Idempotent."""
-        self._settle()
+        with self._changed:
+            self._settle()
         self._tasks.put(None)
         if not self.left:
             self._thread.join()
 
     def _settle(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._outstanding == 0 or self._ring_ended)
-            if not self.left:
-                self.left = not self._changed.wait_for(lambda: self._outstanding == 0, GRACE_SECONDS)
+        """Wait for the tasks, or leave a thread that does not end with its ring; the caller has the lock."""
+        while self._outstanding and not self._ring_ended:
+            self._changed.wait()
+        if self._outstanding and not self.left:
+            self.left = not self._changed.wait_for(lambda: self._outstanding == 0, GRACE_SECONDS)
 
     def _end(self) -> None:
         with self._changed:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -262,6 +262,11 @@ def copied(tensor: Tensor, device: torch.device | None = None) -> Tensor:
     return copy
 
 
+def received_here(frame: Frame) -> Frame:
+    """Return the frame as a receiver in this process gets it: its tensors are copies."""
+    return replace(frame, tensors=[copied(tensor) for tensor in frame.tensors])
+
+
 # ---------------------------------------------------------------------- bytes
 
 
@@ -339,17 +344,16 @@ def encode(frame: Frame, room_bytes: int = 0) -> tuple[Tensor, int]:
     address = memory.data_ptr()
     ctypes.memmove(address, _PREFIX.pack(_MAGIC, len(header), total), _PREFIX.size)
     ctypes.memmove(address + PREFIX_BYTES, header, len(header))
-    with torch.no_grad():
-        for tensor, form in zip(frame.tensors, forms, strict=True):
-            tensor = tensor.detach()
-            first = (body + form.offset) // tensor.element_size()
-            if form.packed:
-                source = _once(tensor)
-                _strided(memory, tensor.dtype, source.shape, _row_major(source.shape), first).copy_(source)
-            elif tensor.numel():
-                extent, _ = _form(form.shape, form.stride)
-                source = tensor.as_strided((extent,), (1,), tensor.storage_offset())
-                _strided(memory, tensor.dtype, (extent,), (1,), first).copy_(source)
+    for tensor, form in zip(frame.tensors, forms, strict=True):
+        extent, _ = _form(form.shape, form.stride)
+        if not (form.packed or form.on_device):
+            size = extent * tensor.element_size()
+            ctypes.memmove(address + body + form.offset, tensor.data_ptr(), size)
+            continue
+        tensor = tensor.detach()
+        source = _once(tensor) if form.packed else tensor.as_strided((extent,), (1,), tensor.storage_offset())
+        first = (body + form.offset) // tensor.element_size()
+        _strided(memory, tensor.dtype, source.shape, _row_major(source.shape), first).copy_(source)
     for (_, offset, size), state in zip(parts, frame.parts.values(), strict=True):
         ctypes.memmove(address + body + offset, state, size)
     return memory, total
@@ -357,18 +361,22 @@ def encode(frame: Frame, room_bytes: int = 0) -> tuple[Tensor, int]:
 
 def total_bytes(memory: Tensor) -> int:
     """Return the bytes of the frame whose beginning is in memory. Raises FrameError."""
-    magic, _, total = _PREFIX.unpack(ctypes.string_at(memory.data_ptr(), _PREFIX.size))
+    return _sizes(memory)[1]
+
+
+def _sizes(memory: Tensor) -> tuple[int, int]:
+    """Return the bytes of the header, and of the frame."""
+    magic, header, total = _PREFIX.unpack(ctypes.string_at(memory.data_ptr(), _PREFIX.size))
     if magic != _MAGIC:
         raise FrameError("what came is no frame of a pipeline")
-    return int(total)
+    return header, total
 
 
 def decode(memory: Tensor, device: torch.device = _CPU) -> Frame:
     """Return the frame in memory, whose tensors lie in it, but for those that were on a device at the sender:
     they are copied to `device`. Raises FrameError."""
-    total_bytes(memory)
+    size, _ = _sizes(memory)
     address = memory.data_ptr()
-    _, size, _ = _PREFIX.unpack(ctypes.string_at(address, _PREFIX.size))
     try:
         header = _DECODER.decode(ctypes.string_at(address + PREFIX_BYTES, size))
         key = FrameKey(Kind(header.kind), header.stage, header.est, header.micro)

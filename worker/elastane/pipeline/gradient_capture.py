@@ -30,6 +30,8 @@ class GradientCapture:
         self._factor = 1.0 / num_ests
         self._memory: GradientMemory | None = None
         self._has: list[set[int]] = []
+        #: Parameters whose gradients may be scaled together with others.
+        self._small: frozenset[int] = frozenset()
         self._slot: int | None = None
         self._last = False
         self._arrived: dict[int, None] = {}
@@ -41,7 +43,13 @@ class GradientCapture:
 
     def begin_step(self, memory: GradientMemory) -> None:
         """Begin a step: no EST has gradients yet."""
-        self._memory = memory
+        if memory is not self._memory:
+            self._memory = memory
+            self._small = frozenset(
+                index
+                for index, view in (memory.views[0] if memory.views else {}).items()
+                if view.numel() < GATHERED_ELEMENTS_MAX and view.dtype in (torch.float32, torch.float64)
+            )
         self._has = [set() for _ in memory.views]
         self.clear()
 
@@ -123,7 +131,7 @@ class GradientCapture:
         if not self._last:
             if not in_place:
                 view.copy_(gradient)
-        elif not in_place and self._gathers(index, view):
+        elif not in_place and self._gathers(index):
             self._waiting.append((index, gradient))
         elif in_place and view.dtype in (torch.float32, torch.float64):
             view.mul_(self._factor)
@@ -134,11 +142,8 @@ class GradientCapture:
             torch.mul(gradient, self._factor, out=view)
         param.grad = None
 
-    def _gathers(self, index: int, view: Tensor) -> bool:
+    def _gathers(self, index: int) -> bool:
+        if index not in self._small:
+            return False
         hooks = self._params[index]._post_accumulate_grad_hooks
-        mine_alone = hooks is None or len(hooks) == 1  # a later hook of the script may write to the gradient
-        return (
-            mine_alone
-            and view.numel() < GATHERED_ELEMENTS_MAX
-            and view.dtype in (torch.float32, torch.float64)
-        )
+        return hooks is None or len(hooks) == 1  # a later hook of the script may write to the gradient

@@ -27,7 +27,16 @@ from torch import Tensor
 from elastane.collective.ring_errors import RingError
 from elastane.collective.ring_thread import RingThread
 from elastane.collective.transport import RingTransport, Transfer
-from elastane.pipeline.frames import Frame, FrameError, FrameKey, Kind, decode, encode, total_bytes
+from elastane.pipeline.frames import (
+    Frame,
+    FrameError,
+    FrameKey,
+    Kind,
+    decode,
+    encode,
+    received_here,
+    total_bytes,
+)
 from elastane.pipeline.link_meter import LinkMeter
 
 #: Size of a channel's messages before its first frame, and the least: it holds the generators' states.
@@ -89,7 +98,7 @@ class RingLinks:
     def send(self, frame: Frame, peer: int) -> None:
         channel = (peer, frame.key.kind)
         if peer == self.me:
-            self._there[frame.key, peer].append(decode(encode(frame)[0], self._device))
+            self._there[frame.key, peer].append(received_here(frame))
             return
         room = self._out_rooms[channel].bytes
         memory, total = encode(frame, room)

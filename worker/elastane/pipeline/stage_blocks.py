@@ -105,12 +105,11 @@ class StageBlocks:
             loss = self._loss(target.value)
         parts = messages.parts(frame, before)
         began, received = perf_counter(), messages.links.receiving_seconds - received
-        with self._as_est(est, micro, "forward"):
-            self._generators.exchange(parts)
+        with self._as_est(est, micro, "forward", parts) as own:
             measured = micro == 0 and est in self._measured
             twice = self._twice and micro == 0 and est in self._first
             output, stash = run.forward(est, frame, loss, parts, measured=measured, twice=twice)
-            after = self._generators.capture()
+            after = self._generators.exchange(own)
             if loss is None:
                 key = FrameKey(Kind.FORWARD, stage + 1, est, micro)
                 messages.send(key, ring.replica(stage + 1, est), output.value, after, run.addresses)
@@ -134,15 +133,14 @@ class StageBlocks:
             gradients, loss, ready = frame.value
             parts = messages.parts(frame, after)
         began, received = perf_counter(), messages.links.receiving_seconds - received
-        with self._as_est(est, micro, "backward"):
+        with self._as_est(est, micro, "backward", parts) as own:
             run.prepare_backward(flying.stash)
-            self._generators.exchange(parts)
             self._capture.begin_backward(est, last=last)
             observe = self._observe
             with nullcontext() if observe is None else observe(messages.step, est, micro):
                 sent = run.backward(flying.stash, gradients)
             order = self._capture.end_backward()
-            parts = self._generators.capture()
+            parts = self._generators.exchange(own)
             if est == 0 and last and orders:
                 ready = [*(ready or ()), *order]
             before = self._input(est, micro)[1]
@@ -180,18 +178,20 @@ class StageBlocks:
         return FrameKey(Kind.FORWARD, stage, est, micro), ring.replica(stage - 1, est)
 
     @contextmanager
-    def _as_est(self, est: int, micro: int, what: str) -> Iterator[None]:
-        """An EST's block runs in this context; the process's generators are put back after it."""
-        present = self._generators.capture()
+    def _as_est(self, est: int, micro: int, what: str, parts: Parts) -> Iterator[Parts]:
+        """An EST's block runs in this context, with its generators.
+
+        Yields the process's, which the block puts back as soon as nothing more draws. If it raises, they are
+        put back here.
+        """
+        present = self._generators.exchange(parts)
         try:
-            yield
-        except RingError:
-            raise
-        except Exception as error:
-            error.add_note(
-                f"  in the {what} of EST {est} on {self.run.name}, step {self._messages.step},"
-                f" micro-batch {micro}"
-            )
-            raise
-        finally:
+            yield present
+        except BaseException as error:
             self._generators.exchange(present)
+            if isinstance(error, Exception) and not isinstance(error, RingError):
+                error.add_note(
+                    f"  in the {what} of EST {est} on {self.run.name}, step {self._messages.step},"
+                    f" micro-batch {micro}"
+                )
+            raise

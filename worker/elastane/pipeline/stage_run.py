@@ -167,19 +167,19 @@ class StageRun:
                 )
 
     def prepare_backward(self, stash: Stash) -> None:
-        """Run the forward again where only the input was kept; the generators are changed."""
+        """Run the forward again where only the input was kept; the generators are as before it."""
         again = stash.again
         if again is None:
             return
         stash.again = None
-        self._generators.exchange(again.before)
+        present = self._generators.exchange(again.before)
         with self._buffers.again(again.buffers):
             given, stash.gradients = enter(again.tensors, again.wants_gradient)
             value = self._units(rebuilt(again.tree, given), stash.measured)
             root = again.loss(value)[1] if again.loss is not None else None
             if again.loss is not None and stash.measured:
                 self.clock.end_loss(self._last)
-        if self._generators.capture() != again.after:
+        if self._generators.exchange(present) != again.after:
             raise StepError(
                 f"{self.name} drew other random numbers when its forward ran again",
                 hint="a unit's forward must depend on its input, weights, buffers and generators alone;"

@@ -63,11 +63,7 @@ def init(seed: int | None = None, *, distributed_calls: bool = False) -> Job:
 
 
 def __getattr__(name: str) -> object:
-    """RowOptimizer is loaded when it is used, as it needs torch, and so is `elastane.notebook`."""
-    if name == "notebook":
-        import elastane.notebook as notebook  # not `from elastane`, which asks this function
-
-        return notebook
+    """RowOptimizer is loaded when it is used: it needs torch."""
     if name == "RowOptimizer":
         from elastane.runtime.slots.row_optimizer import RowOptimizer
 

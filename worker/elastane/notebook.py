@@ -1,4 +1,4 @@
-"""Elastic training from a notebook's cell: `elastane.notebook.launch(train, ests=4, workers="1:4")`.
+"""Elastic training from a notebook's cell: `import elastane.notebook`, and `launch(train, ests=4, ...)`.
 
 Workers are processes of their own, so the function's source is written to a script, which `elastane run`
 trains. What the function uses has to be in it: nothing of the notebook's state reaches the workers.

@@ -3,7 +3,6 @@
 # make fidelity    is the simulator right? 12 small jobs on a real service under three policies, beside it: SEED, POLICIES
 # make test    every promise once   make check   format, lint, types, layers, protos
 # make test-slow    the other tests: more cases, seeds and faults (tests/slow.py)
-# make test-ci    those two in one run, which collects the tests and starts their servers once: what .ci/run does
 # make test-further    what those two show with other cases already; make test-all: all three
 # make test-kube    the operator against the cluster of ELASTANE_TEST_KUBECONFIG: docs/testing-kubernetes.md
 # make test-images    the container images, built and run, and README's commands in a clean one: needs podman or docker
@@ -57,7 +56,7 @@ SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 SERVICE_SIM  := PYTHONPATH=tests $(BIN)/python -m service_sim
 SLOT_SIM     := PYTHONPATH=tests $(BIN)/python -m slot_sim
 
-.PHONY: demo service-demo fidelity test collect test-slow test-ci test-further test-all gallery test-kube test-images test-containers test-frameworks test-wheel test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
+.PHONY: demo service-demo fidelity test collect test-slow test-further test-all gallery test-kube test-images test-containers test-frameworks test-wheel test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
     service-sim service-mutants slot-sim slot-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
@@ -88,9 +87,6 @@ collect: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed
 	$(PYTEST) -m "slow and not further"
-
-test-ci: $(VENV)/.installed
-	$(PYTEST) -m "not further"
 
 test-further: $(VENV)/.installed
 	$(PYTEST) -m further

@@ -20,6 +20,7 @@ from elastane.pipeline.est_buffers import EstBuffers
 from elastane.pipeline.frames import Frame
 from elastane.pipeline.stage_blocks import StageBlocks
 from elastane.pipeline.stage_run import StageRun
+from elastane.rng import Parts
 from elastane_planner.plan import Plan, Stage
 from parity.pipeline_models import MODELS
 from parity.pipeline_runs import LocalJob, Trace
@@ -87,11 +88,13 @@ def _generator_of_the_stage() -> Any:
     states: dict[int, Any] = {}
 
     @contextmanager
-    def shared(self: Any, est: int, micro: int, what: str) -> Any:
-        with as_est(self, est, micro, what), patch.object(self._generators, "exchange", lambda parts: parts):
-            self._generators.restore(states.get(id(self), self._generators.capture()))
-            yield
-            states[id(self)] = self._generators.capture()
+    def shared(self: Any, est: int, micro: int, what: str, parts: Parts) -> Any:
+        generators = self._generators
+        with as_est(self, est, micro, what, parts) as present:
+            generators.restore(states.get(id(self), generators.capture()))
+            with patch.object(generators, "exchange", lambda _: generators.capture()):
+                yield present
+            states[id(self)] = generators.exchange(present)
 
     with patch.object(StageBlocks, "_as_est", shared):
         yield

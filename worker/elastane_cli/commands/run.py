@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperCommand
 
 from elastane_cli.commands.agent_options import AgentOptions
 from elastane_cli.commands.common import command, exit_code, fail
+from elastane_cli.commands.help_text import HelpCommand
 from elastane_cli.commands.job_options import (
     PANELS_OF_THE_JOB,
     job_parameters,
@@ -66,7 +66,7 @@ HELP = "\n\n".join(
 )
 
 
-class RunCommand(TyperCommand):
+class RunCommand(HelpCommand):
     """`elastane run`, which takes torchrun's options, too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -5,11 +5,12 @@
 The peer is one server and one trainer over tensorpipe (peer_scripts/rpc_parameter_server.py), as is ours. It
 has no failover and no scaling: what a trainer does after its server's death is up to the script.
 
-In samples a second the two do different work. The peer's model is computed at the server: a step sends ids and
-brings scores, and neither weights nor gradients of rows travel. Ours leases each task from a master, which keeps
-it durably; pulls the task's rows and all dense weights; computes in the worker; and pushes gradients to every
-slot, 64 or 8, which judges and records the task's name. Model, samples, batch and optimizer are the same. In
-pushes a second both send one gradient of the size told, and wait for the answer; ours goes to 64 slots by name.
+In samples a second the two do different work. The peer's model is computed at the server: a step sends ids
+and brings scores, and neither weights nor gradients of rows travel. Ours leases each task from a master that
+keeps it durably, pulls the task's rows and all dense weights, computes in the worker, and pushes gradients to
+every slot, 64 or 8, which judges and records the task's name. Model, samples, batch and optimizer are the
+same. In pushes a second both send one gradient of the size told, and wait for the answer; ours goes to 64
+slots by name.
 """
 
 from __future__ import annotations

@@ -350,7 +350,7 @@ async def test_tokens_decide_what_is_seen_and_done(tmp_path: Path) -> None:
             status, page = await nobody.post("/jobs/mine/suspend")
             assert status == 401
             status, page = await nobody.post("/login", token="wrong-token-0123456789")
-            assert status == 401 and "The token is not known here." in text_of(page)
+            assert status == 401 and "This master does not know the token." in text_of(page)
             status, page = await nobody.post("/login", token=token_of("worker"))
             assert status == 403 and "may not call" in page
         async with Browser(base) as reader:

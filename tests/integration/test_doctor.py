@@ -211,7 +211,7 @@ def test_a_script_that_never_ends_is_ended(servers: ForkServers, tmp_path: Path)
     script = tmp_path / "waits.py"
     script.write_text("import threading\nthreading.Event().wait()\n")
     examination = Examination([str(script)], timeout_seconds=1.0, launch=servers.launch)
-    with pytest.raises(ScriptFailedError, match="not through after 1 s"):
+    with pytest.raises(ScriptFailedError, match="had not finished after 1 s"):
         examination.inspect()
 
 

@@ -74,11 +74,10 @@ def test_what_workers_would_not_have_is_named(
 
 
 CHILD = """
-import signal, sys, threading
-stop = threading.Event()
-signal.signal(signal.SIGINT, lambda *_: stop.set())
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # one that comes before sigwait waits for it
 print("ready", flush=True)
-stop.wait()
+signal.sigwait([signal.SIGINT])
 print("drained", file=sys.stderr)
 raise SystemExit(130)
 """

@@ -262,7 +262,7 @@ def test_options_of_an_instance_and_of_its_module_settle_branches_of_a_class() -
 def test_no_script_of_ours_is_suspected() -> None:
     """Scripts that are shown to be exact carry nothing into their result."""
     root = Path(__file__).parents[2]
-    kept = dict.fromkeys(("smoothing", "loss_scaler"), "other")
+    kept = dict.fromkeys(("smoothing", "loss_scaler", "sums"), "other")
     roles: dict[str, Role] = ROLES | {"optimizer": "optimizer", "net": "model"} | kept
     ours = [*root.glob("examples/**/*.py"), *root.glob("tests/integration/gallery/*.py")]
     scripts = [path for path in ours if not path.stem.endswith("_ddp")]  # originals, as they are under DDP

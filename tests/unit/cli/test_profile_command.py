@@ -107,7 +107,7 @@ def test_a_script_that_hangs_is_ended(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import threading\nthreading.Event().wait()\n")
     found = _profile("-o", tmp_path / "out.json", "--timeout", 1, script)
-    assert found.exit_code == 11 and "was not through after 1 s" in found.stderr
+    assert found.exit_code == 11 and "had not finished after 1 s" in found.stderr
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_nothing_is_said_of_a_good_machine() -> None:
     [
         ({"torch": ""}, Severity.REFUSED, "torch cannot be imported"),
         ({"torch": "", "torch_error": "no libgomp.so"}, Severity.REFUSED, "no libgomp.so"),
-        ({"torch": "2.9.1"}, Severity.NOTE, "here is 2.9.1"),
+        ({"torch": "2.9.1"}, Severity.NOTE, "installed is 2.9.1"),
         ({"numpy": ""}, Severity.REFUSED, "NumPy"),
         ({"system": "Darwin arm64"}, Severity.REFUSED, "Linux"),
         ({"fork": False}, Severity.REFUSED, "forked"),

@@ -24,6 +24,7 @@ import fcntl
 import gc
 import hashlib
 import importlib
+import io
 import json
 import os
 import runpy
@@ -38,7 +39,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from elastane_common.processes.child import ChildProcess
 
@@ -404,10 +405,23 @@ def _become(request: dict[str, Any], descriptors: array.array[int] | list[int], 
     for number, descriptor in enumerate(descriptors, start=1):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    # The server's own streams take what they write to for the file that it was: a pipe cannot be sought.
+    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)
+    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # the server's own may be gone: it is that of the first run
+
+
+def _stream(descriptor: int, like: TextIO) -> TextIO:
+    """Return an unbuffered stream of text, as Python makes them with PYTHONUNBUFFERED."""
+    return io.TextIOWrapper(
+        io.FileIO(descriptor, "w", closefd=False),
+        encoding=like.encoding,
+        errors=like.errors,
+        write_through=True,
+    )
 
 
 def _import_what_few_use(request: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,12 +63,26 @@ def test_a_function_becomes_a_script_that_calls_it(tmp_path: Any, capsys: pytest
         ("train = 3", {}, "launch was given 3"),
         ("def train(epochs):\n    pass", {}, "the arguments do not fit train: missing a required"),
         ("def train(epochs):\n    pass", {"epochs": object()}, "not JSON serializable"),
+        (
+            "def train(epochs):\n    pass",
+            {"epochs": (1, 2)},
+            "the arguments epochs of train would arrive changed",
+        ),
+        ("def train(rates):\n    pass", {"rates": {0: 0.1}}, "the arguments rates of train would arrive"),
+        ("def train():\n    return pow(2, 2)", {}, "uses pow of the notebook"),
+        ("def train(a=rows):\n    pass", {}, "uses rows of the notebook"),
+        ("def train(a: torch.Tensor):\n    pass", {"a": 1}, "uses torch of the notebook"),
+        ("def train(*, f=lambda: rows):\n    pass", {}, "uses rows of the notebook"),
+        ("@torch.no_grad\ndef train():\n    pass", {}, "train has a decorator"),
+        ("async def train():\n    pass", {}, "train is no plain function"),
+        ("def train():\n    yield 1", {}, "train is no plain function"),
+        ("if rows:\n    def train():\n        return '''a\n        b'''", {}, "text of several lines"),
     ],
 )
 def test_what_workers_would_not_have_is_named(
     text: str, arguments: dict[str, Any], words: str, tmp_path: Any
 ) -> None:
-    train = cell(text, tmp_path, torch=sys, rows=4)
+    train = cell(text, tmp_path, torch=SimpleNamespace(no_grad=lambda f: f, Tensor=int), rows=4, pow=max)
     with pytest.raises(NotebookError) as error:
         script_of(train, arguments)
     assert words in str(error.value)
@@ -103,9 +118,9 @@ def test_an_interrupt_goes_to_the_command_which_ends_by_itself(monkeypatch: pyte
 
 TRAINS = """
     def train(path):
-        import torch, elastane
+        import torch, elastane, beside
         job = elastane.init(seed=1)
-        net = torch.nn.Linear(2, 1)
+        net = torch.nn.Linear(beside.WIDTH, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         data = torch.utils.data.TensorDataset(torch.randn(16, 2))
         model, optimizer, loader = job.prepare(net, optimizer, torch.utils.data.DataLoader(data, 2))
@@ -120,8 +135,10 @@ TRAINS = """
 
 
 @slow
-def test_a_cells_function_trains(tmp_path: Any) -> None:
+def test_a_cells_function_trains(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = tmp_path / "net.pt"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside.py").write_text("WIDTH = 2")
     elastane.notebook.launch(cell(TRAINS, tmp_path), {"path": str(saved)}, ests=2, workers="1:2")
     assert saved.is_file()
     with pytest.raises(NotebookError, match="the training of train ended with exit code 1"):

@@ -23,6 +23,10 @@ from elastane_proto.v1 import common_pb2
 Parts = dict[str, bytes]
 
 LOADER = "loader"
+ITEM = "item/"
+"""Prefix of the parts of registered objects."""
+RESERVED = "@"
+"""Prefix of the names of Elastane's own (the loader's generator, iterators), never the script's."""
 
 
 class ContextError(ElastaneError):

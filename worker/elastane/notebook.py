@@ -6,10 +6,13 @@ trains. What the function uses has to be in it: nothing of the notebook's state 
 
 from __future__ import annotations
 
+import ast
 import builtins
 import dis
 import inspect
+import itertools
 import json
+import os
 import queue
 import signal
 import sys
@@ -60,7 +63,7 @@ def launch(
     """
     script = script_of(function, arguments or {})
     with tempfile.TemporaryDirectory(prefix="elastane-notebook-") as folder:
-        path = Path(folder) / f"{function.__name__}.py"
+        path = Path(folder) / f"cell_{function.__name__}.py"  # a name that hides no module
         path.write_text(script)
         limits = [] if workers is None else ["--workers", workers]
         command = [sys.executable, "-m", "elastane_cli", "run", "--ests", str(ests), *limits, *options]
@@ -79,28 +82,70 @@ def script_of(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str
         raise NotebookError(
             f"launch was given {function!r}", hint="give it a function that a cell defines with def"
         )
-    found = {*function.__code__.co_freevars, *_outer_names(function.__code__, function.__globals__)}
-    if outer := sorted(found - {function.__name__}):
+    name = function.__name__
+    try:
+        written = inspect.getsource(function)
+        source = textwrap.dedent(written)
+        definition = ast.parse(source).body[0]
+    except (OSError, TypeError, SyntaxError) as error:
         raise NotebookError(
-            f"{function.__name__} uses {', '.join(outer)} of the notebook, which the workers do not have",
+            f"the source of {name} cannot be read: {error}", hint="define it in a cell"
+        ) from error
+    if not isinstance(definition, ast.FunctionDef) or inspect.isgeneratorfunction(function):
+        raise NotebookError(f"{name} is no plain function", hint="neither async nor with yield")
+    if definition.decorator_list:
+        raise NotebookError(
+            f"{name} has a decorator, which the workers do not have", hint="use it inside the function"
+        )
+    if source != written and any(_is_long_text(node) for node in ast.walk(definition)):
+        raise NotebookError(
+            f"{name} is indented in its cell, and has text of several lines, which would change",
+            hint="define it at the left margin",
+        )
+    around = function.__globals__
+    found = {*function.__code__.co_freevars, *_outer_names(function.__code__, around)}
+    found |= {used for used in _names_of_signature(definition) if _is_outer(used, around)}
+    if outer := sorted(found - {name}):
+        raise NotebookError(
+            f"{name} uses {', '.join(outer)} of the notebook, which the workers do not have",
             hint="import and define it inside the function, or pass it in arguments=",
             names=outer,
         )
-    try:
-        source = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError) as error:
-        raise NotebookError(
-            f"the source of {function.__name__} cannot be read: {error}", hint="define it in a cell"
-        ) from error
     try:
         values = json.dumps(dict(arguments))
         inspect.signature(function).bind(**arguments)
     except (TypeError, ValueError) as error:
         raise NotebookError(
-            f"the arguments do not fit {function.__name__}: {error}",
+            f"the arguments do not fit {name}: {error}",
             hint="numbers, strings, None, lists and dicts of them, by the names of its parameters",
         ) from error
-    return f"import json\n\n{source}\n\n{function.__name__}(**json.loads({values!r}))\n"
+    if changed := [key for key, value in json.loads(values).items() if value != arguments[key]]:
+        raise NotebookError(
+            f"the arguments {', '.join(changed)} of {name} would arrive changed: JSON has lists, no tuples,"
+            " and names of dicts are strings",
+            hint="make them what JSON has, and the rest inside the function",
+        )
+    return f"import json\n\n{source}\n\n{name}(**json.loads({values!r}))\n"
+
+
+def _names_of_signature(definition: ast.FunctionDef) -> Iterator[str]:
+    """Yield the names that are looked up when the function is defined: in annotations and defaults."""
+    body = set(map(id, definition.body))
+    parts = [part for part in ast.iter_child_nodes(definition) if id(part) not in body]
+    for node in itertools.chain.from_iterable(map(ast.walk, parts)):
+        if isinstance(node, ast.Name):
+            yield node.id
+
+
+def _is_long_text(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str | bytes) and node.lineno != node.end_lineno
+    return isinstance(node, ast.JoinedStr) and node.lineno != node.end_lineno
+
+
+def _is_outer(name: str, around: Mapping[str, Any]) -> bool:
+    """True for a variable of the notebook, also if it hides a builtin."""
+    return name in around and not (hasattr(builtins, name) and around[name] is getattr(builtins, name))
 
 
 def _outer_names(code: types.CodeType, around: Mapping[str, Any]) -> Iterator[str]:
@@ -108,7 +153,7 @@ def _outer_names(code: types.CodeType, around: Mapping[str, Any]) -> Iterator[st
     used = [(one.opname, one.argval) for one in dis.get_instructions(code) if isinstance(one.argval, str)]
     own = {name for operation, name in used if operation == "STORE_NAME"}  # of a class
     for operation, name in used:
-        is_outer = name in around and name not in own and not hasattr(builtins, name)
+        is_outer = name not in own and _is_outer(name, around)
         if operation in ("LOAD_GLOBAL", "LOAD_NAME") and is_outer and not name.startswith("__"):
             yield name
     for constant in code.co_consts:
@@ -119,9 +164,11 @@ def _outer_names(code: types.CodeType, around: Mapping[str, Any]) -> Iterator[st
 def _run(command: Sequence[str]) -> ExitStatus:
     """Run a command, print its output in this thread, and pass interrupts on to it."""
     lines: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+    path = [str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]  # modules beside the notebook
     child = ChildProcess(
         "run",
         command,
+        environment={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         on_line=lambda name, stream, text: lines.put((stream, text)),
         on_exit=lambda child, status: lines.put(None),
         death_signal=signal.SIGTERM,

@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from elastane.context import ITEM, RESERVED
 from elastane.state.codec import (
     Exported,
     StateFormatError,
@@ -33,9 +34,6 @@ from elastane.state.codec import (
 )
 from elastane_common.errors import EXIT_REFUSED, ElastaneError
 
-ITEM: Final = "item/"
-#: Prefix of Elastane's own names (the loader's generator, iterators), never the script's.
-RESERVED: Final = "@"
 ITEM_BYTES_MAX: Final = 1024 * 1024
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")

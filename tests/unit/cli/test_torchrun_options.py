@@ -47,6 +47,7 @@ def test_notes_say_what_an_option_is_taken_for() -> None:
         ("--nproc-per-node", "a value is missing"),
         ("--nproc-per-node 4 --ests 4 t.py", "--ests already says"),
         ("--nnodes 2 --nproc-per-node 4 t.py", "2 machines: run this on one of them with --hosts"),
+        ("--nnodes 3:2 --nproc-per-node 4 --master h:1 t.py", "'3:2': MIN is above MAX"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_by_name(given: str, words: str) -> None:

@@ -396,3 +396,15 @@ def test_numbers_drawn_after_backward_are_refused_before_anything_is_adopted() -
     with pytest.raises(StepError, match=r"random numbers were drawn after backward\(\) in step 7"):
         worker.end()
     assert "complete" not in worker.actions.done and worker.contexts.now[0].step == STEP
+
+
+def test_a_registered_object_that_changes_after_backward_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker()
+    worker.run()
+    worker.actions.decision = worker.actions.prepare
+    assert worker.apply()
+    states = worker.actions.states() | {"item/seen": b"2", "item/@loader": b"3"}
+    monkeypatch.setattr(worker.actions, "states", lambda: states)
+    with pytest.raises(StepError, match=r"^seen, registered with the job, changed after backward\(\)"):
+        worker.end()
+    assert "complete" not in worker.actions.done

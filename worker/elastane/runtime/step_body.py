@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
-from elastane.context import Parts
+from elastane.context import ITEM, RESERVED, Parts
 from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane.runtime.step_state import StepState
@@ -255,11 +255,19 @@ class StepBody(Generic[T]):
     def _complete(self) -> None:
         """Adopt the contexts after an applied step.
 
-        Raises StepError if random numbers were drawn after backward().
+        Raises StepError if a registered object was changed, or random numbers were drawn, after backward().
         """
         turn, state = self._last_turn, self._state
         reported = state.contexts[turn.rank].parts
-        if any(reported.get(key) != value for key, value in self._actions.states().items()):
+        changed = [key for key, value in self._actions.states().items() if reported.get(key) != value]
+        items = [key.removeprefix(ITEM) for key in changed if key.startswith(ITEM)]
+        if items := sorted(name for name in items if not name.startswith(RESERVED)):
+            raise StepError(
+                f"{', '.join(items)}, registered with the job, changed after backward() in step {turn.step}",
+                hint="change it before backward(), or between epochs under `for rank in job.each_rank():`",
+                virtual_rank=turn.rank,
+            )
+        if changed:
             raise StepError(
                 f"random numbers were drawn after backward() in step {turn.step}",
                 hint="draw them before backward(), or inside `with job.isolated_rng():`",

@@ -89,7 +89,10 @@ def _ests(found: dict[str, str], names: set[str]) -> int:
         raise TorchrunOptionError(option, "--ests already says how many ranks there are: give one of them")
     each = _number(_PER_NODE, found.get(_PER_NODE, "1"))
     # torchrun's MIN:MAX changes the number of ranks as nodes come and go; a job has as many as it may have.
-    nodes = _number(_NODES, found.get(_NODES, "1").rpartition(":")[2])
+    least, _, most = found.get(_NODES, "1").rpartition(":")
+    nodes = _number(_NODES, most)
+    if least and _number(_NODES, least) > nodes:
+        raise TorchrunOptionError(_NODES, f"{found[_NODES]!r}: MIN is above MAX")
     if nodes > 1 and not names & set(_SEVERAL_MACHINES):
         raise TorchrunOptionError(
             _NODES,

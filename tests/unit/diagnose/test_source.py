@@ -293,6 +293,14 @@ BROKEN = [
         id="leader kept",
     ),
     pytest.param(
+        {"last": "if job.is_leader: print(job.gather(seen))"},
+        "job.gather",
+        "between epochs",
+        "refused",
+        "every rank has to call it",
+        id="gathered by the leader alone",
+    ),
+    pytest.param(
         {"turn": "with model.no_sync(): pass"},
         "no_sync",
         "distributed",
@@ -553,6 +561,9 @@ def test_each_rule_names_the_line(
         ),
         pytest.param({"last": "with job.isolated_rng():\n    random.shuffle(queue)"}, id="isolated"),
         pytest.param({"last": "if job.is_leader:\n    random.shuffle(queue)"}, id="the leader's draws"),
+        pytest.param(
+            {"last": "total = job.reduce(seen)\nif job.is_leader: print(total)"}, id="reduced by all"
+        ),
         pytest.param({"end": "for part in parts:\n    if part: break"}, id="a break of another loop"),
         pytest.param(
             {"before": "scaler = torch.amp.GradScaler()", "more": ", scaler", "step": "scaler.step(opt)"},

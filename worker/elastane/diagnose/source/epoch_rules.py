@@ -20,6 +20,7 @@ def epoch_findings(script: Script, notes: Notes) -> None:
         noted = _variables(script, loop, notes)
         _breaks(loop, notes, noted)
         _draws(script, loop, notes)
+        _gathered_by_one(script, loop, notes)
         _early_leader(script, loop, notes)
 
 
@@ -85,6 +86,23 @@ def _breaks(loop: ast.For, notes: Notes, noted: set[int]) -> None:
                 "decide it from what all workers have alike: the evaluated model, and values of "
                 "job.carry(...)",
             )
+
+
+def _gathered_by_one(script: Script, loop: ast.For, notes: Notes) -> None:
+    """Note values of all ranks that only the leader asks for: stock DDP would wait for ever."""
+    for node in ast.walk(loop):
+        if not isinstance(node, ast.Call) or not script.under_if(node, "is_leader"):
+            continue
+        for asked in ("gather", "reduce"):
+            if script.is_job_attribute(node.func, asked):
+                notes.add(
+                    Severity.REFUSED,
+                    "between epochs",
+                    node,
+                    f"job.{asked} under `if job.is_leader`: every rank has to call it; under stock DDP the leader"
+                    " waits for the others",
+                    "call it in every worker, and use the result in the leader",
+                )
 
 
 def _draws(script: Script, loop: ast.For, notes: Notes) -> None:

@@ -99,8 +99,8 @@ def _gathered_by_one(script: Script, loop: ast.For, notes: Notes) -> None:
                     Severity.REFUSED,
                     "between epochs",
                     node,
-                    f"job.{asked} under `if job.is_leader`: every rank has to call it; under stock DDP the leader"
-                    " waits for the others",
+                    f"job.{asked} under `if job.is_leader`: every rank has to call it; under stock DDP it"
+                    " waits for the others for ever",
                     "call it in every worker, and use the result in the leader",
                 )
 

@@ -91,7 +91,7 @@ CONTROLS = (
         (
             off(
                 f"{RUNTIME}.step_body",
-                "if any(reported.get(key) != value for key, value in self._actions.states().items()):",
+                "if changed:",
                 "if False:",
             ),
         ),

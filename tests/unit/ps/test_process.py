@@ -296,8 +296,7 @@ def test_it_leaves_when_it_is_drained_and_its_storage_hangs(
         assert len(master[0].hears("saved").saved.slots) == SPEC.slots
     master[0].say(drain=ps_pb2.PsDrain(reason="asked"))
     assert process.code() == 80
-    assert halted.exists() and process.stderr is not None
-    assert "storage has done nothing for 1 s" in process.stderr.read()
+    assert halted.exists() and "storage has done nothing for 1 s" in process.said()
 
 
 def test_a_refusal_ends_it_with_its_code(master: tuple[Master, str], start: Start) -> None:

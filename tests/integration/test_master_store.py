@@ -327,6 +327,27 @@ async def test_a_store_that_lost_writes_gets_the_whole_state_again(store: Store,
     assert (await open_ledger(store)).records == [*numbered(5), b"after the loss", b"one more"]
 
 
+@pytest.mark.parametrize("page", [100, 3])
+async def test_what_a_store_has_lost_is_not_missing_in_what_is_read(store: Store, page: int) -> None:
+    """The master has written nothing since, and its next look at the store is hours away."""
+    ledger = await open_ledger(store, options=LogOptions(snapshot_seconds=3600, check_seconds=3600))
+    for record in numbered(3):
+        await ledger.append(record)
+    replica = await copied(store)
+    for record in numbered(2, 3):
+        await ledger.append(record)
+    await store.redis.flushall()
+    await put_back(store, replica)
+    history = JobHistory(store.redis, "j", log=ledger.log)
+    read: list[bytes] = []
+    token = "first"
+    while token:
+        commits, token = await history.commits("" if token == "first" else token, page)
+        read += commits
+    assert read == [b"history of " + record for record in numbered(5)]
+    assert await history.commits("", page) == await JobHistory(store.redis, "j").commits("", page)
+
+
 async def test_an_idle_master_mends_a_store_that_lost_its_last_write(store: Store) -> None:
     ledger = await open_ledger(store, options=LogOptions(snapshot_seconds=3600, check_seconds=0.05))
     await ledger.append(b"a")

@@ -344,7 +344,7 @@ class JobServers(JobServerOwner):
 
     def history(self, server: JobServer) -> JobHistory:
         """Reader for the job's history in the store."""
-        return JobHistory(self.store.redis, server.name, self._reads)
+        return JobHistory(self.store.redis, server.name, self._reads, server.log)
 
     async def create(self, name: str, settings: JobSettings) -> tuple[JobServer, bool]:
         """Return the job of that name and whether this call created it.

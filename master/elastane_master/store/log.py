@@ -137,6 +137,7 @@ class JobLog:
         self._kept = KeptGroups(options.kept_seconds, options.kept_bytes_max, self._commit, self._event)
         self._writing: Sequence[Group] = ()
         self._work: asyncio.Future[bool] | None = None
+        self._asked: list[asyncio.Future[None]] = []
         self._changed = Signal()
         self.reachable = True
         self._dirty = False
@@ -235,6 +236,23 @@ class JobLog:
             seen = await self._changed.beyond(seen)
         return self.durable >= position
 
+    @property
+    def acknowledged(self) -> tuple[int, int]:
+        """Numbers of the newest commit and event that the store has acknowledged."""
+        return self._commit, self._event
+
+    async def whole(self) -> None:
+        """Wait until the store was found to have all that it has acknowledged so far, or was given it again.
+
+        Raises StoreError if that cannot come about: the log has ended.
+        """
+        if self.failure is not None:
+            raise self.failure
+        asked = asyncio.get_running_loop().create_future()
+        self._asked.append(asked)
+        self._wake()
+        await asked
+
     async def close(self, timeout_seconds: float = 5.0) -> None:
         """Write what is pending and a last snapshot, then stop; gives up after the timeout."""
         self._closing = True
@@ -261,12 +279,18 @@ class JobLog:
                 if self._groups:
                     await asyncio.sleep(0)  # callers resumed by the last write can join this one
                 timed_out = await self._wait_for_work()
+                asked = len(self._asked)
                 if self._groups or (self._dirty and (self._closing or self._snapshot_due())):
                     await self._write(self._take())
                 elif self._closing:
                     return
-                elif timed_out:
+                elif asked or timed_out:
                     await self._check()
+                # A write is refused by a store that lacks an older one, as a check is.
+                for waiting in self._asked[:asked]:
+                    if not waiting.done():
+                        waiting.set_result(None)
+                del self._asked[:asked]
         except Fenced as error:
             self._fail(error)
             logger.error("another master took the job over", **error.facts)
@@ -279,7 +303,7 @@ class JobLog:
 
     async def _wait_for_work(self) -> bool:
         """Wait for an append, or until a snapshot or check is due; True if the time ran out."""
-        if self._groups or self._closing:
+        if self._groups or self._closing or self._asked:
             return False
         timeout = self._options.check_seconds
         if self._dirty:
@@ -501,6 +525,10 @@ class JobLog:
         for group in groups:
             if not group.durable.done():
                 group.durable.set_exception(error)
+        for waiting in self._asked:
+            if not waiting.done():
+                waiting.set_exception(error)
+        self._asked.clear()
         self._changed.announce()
         self._listener.failed(error)
 

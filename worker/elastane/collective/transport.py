@@ -139,7 +139,6 @@ class RingTransport:
         the same type at all members. shared_memory: this member lets the others read its memory if they are
         on its machine. Raises RingAborted as soon as `cancel` is set, RingBroken if the store or a peer is
         unreachable or does not come within the timeout.
-
         """
         if cancel.is_set():
             raise RingAborted("the group was cancelled before it formed")

@@ -144,6 +144,16 @@ def _torchs_settings() -> Iterator[None]:
         torch.use_deterministic_algorithms(deterministic)
 
 
+@pytest.fixture(autouse=True)
+def _signal_handlers() -> Iterator[None]:
+    """Signal handlers set during a test end with it: uvloop leaves its own when a command runs in-process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 @pytest.fixture(scope="session")
 def servers() -> Iterator[ForkServers]:
     """What processes are forked off that would otherwise begin with seconds of imports."""

@@ -6,7 +6,7 @@ import io
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,15 +108,6 @@ class Interrupting(io.StringIO):
         return written
 
 
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """An interrupt raises KeyboardInterrupt, as in a kernel, whatever tests before have made of it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_goes_to_the_command_which_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = Interrupting(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)

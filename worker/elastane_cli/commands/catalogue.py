@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import typer
 
 from elastane_cli.commands.config_file import ConfigFile
-from elastane_cli.commands.help_text import Application, HelpGroup
+from elastane_common.help_text import Application, HelpGroup
 
 
 class Entry(NamedTuple):

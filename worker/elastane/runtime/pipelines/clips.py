@@ -1,7 +1,7 @@
-"""`torch.nn.utils.clip_grad_norm_` of a pipeline's parameters is refused: a worker has gradients of its own
-units alone, so each would clip by another norm, and none by the model's.
+"""Refuses `torch.nn.utils.clip_grad_norm_` for a pipeline's parameters.
 
-Scripts import the function by name, so it is replaced in every module that holds it.
+A worker has the gradients of its own units only, so each worker would clip by a different norm, and none by
+the model's. Scripts import the function by name, so it is replaced in every module that refers to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad
 
 from elastane.runtime.pipelines.errors import PipelineBodyError
 
-#: Torch's own, for who has the whole model. In an object, so that it is not replaced here.
+#: Torch's function, for processes with the whole model. Kept in an object so that it is not replaced here.
 stock_clip_grad_norm: Final = functools.partial(clip_grad.clip_grad_norm_)
 
 #: The pipeline's parameters by id.
@@ -25,7 +25,7 @@ _refused: dict[int, Tensor] = {}
 
 
 def refuse_clips(model: torch.nn.Module) -> None:
-    """Refuse it from now on. model: all units. Called by `prepare_pipeline`, in every mode."""
+    """Refuse the function from now on. model: all units. Called by `prepare_pipeline`, in every mode."""
     _refused.clear()
     _refused.update((id(parameter), parameter) for parameter in model.parameters())
     original = clip_grad.clip_grad_norm_

@@ -37,7 +37,7 @@ from elastane_scheduler.autoscaling.stragglers import Cause
 
 CAUSES: tuple[str, ...] = get_args(Cause)
 NONE = "none"
-"""What a heartbeat says of a worker that is no straggler; empty: it is not known."""
+"""Value for a worker that is not a straggler; empty if that is unknown."""
 RATIO_CHANGE_MIN = 0.05
 UPDATE_SECONDS = 1.0
 """Minimum time between two changes of a straggler's ratio or cause: each one is stored."""

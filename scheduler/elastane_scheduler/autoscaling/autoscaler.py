@@ -54,7 +54,7 @@ CHANGES_MAX = 8
 HOUR_SECONDS = 3600.0
 BAR_SECONDS, BAR_SECONDS_MAX = 600.0, 86_400.0
 CHANGE_FACTOR = 2.0
-"""What a change costs counts so many times (as in balance.py)."""
+"""Factor by which the cost of a change is weighted (as in balance.py)."""
 GAIN_FRACTION_MIN, GUESS_FRACTION_MIN = 0.02, 0.05
 """A change must gain this part of what is still to be lost: to a rung that was measured, or was not."""
 LEAST_FRACTION = 0.01

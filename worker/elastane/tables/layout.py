@@ -99,7 +99,7 @@ class SlotLayout:
 
     @cached_property
     def bitmap_bytes(self) -> int:
-        """Size in bytes of a bitmap of the blocks; block i is bit i % 8, from the lowest, of byte i // 8."""
+        """Size in bytes of a bitmap of the blocks: block i is bit i % 8 (from the lowest) of byte i // 8."""
         return (len(self.blocks) + 7) // 8
 
     @property

@@ -48,7 +48,7 @@ BAR_SECONDS = 3600.0
 HOSTS_MAX = 1000
 """Limit of remembered hosts; those whose last replacement is oldest are forgotten."""
 DRAINED_BY = "straggler"
-"""As of `WorkerDraining`."""
+"""Value of `WorkerDraining.by` for a replaced straggler."""
 
 
 def judged(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported) -> None:

@@ -21,7 +21,7 @@ ROW: Final = 26
 HUES: Final = 8
 CURVE_HEIGHT: Final = 170
 BLOCKS_DRAWN: Final = 4000
-"""Of a step; of longer ones the rest is left out."""
+"""Maximum number of blocks drawn for a step; further ones are left out."""
 _LABEL_WIDTH_MIN = 42
 _NAME_CHARACTERS = 20
 _GLYPHS: Final = {

@@ -86,9 +86,9 @@ class WorkerProtocol:
     all_ended: bool = False
     #: Steps before this one have been begun.
     _begun_until: int = 0
-    #: Of a pipeline: reported steps before this one are applied, though the ring changes.
+    #: In a pipeline: reported steps before this one are applied even though the ring changes.
     _applies_until: int = 0
-    #: Of a pipeline: the units that this worker holds after `applied_step` steps.
+    #: In a pipeline: the units that this worker holds after `applied_step` steps.
     units: tuple[pipeline_pb2.UnitRange, ...] = ()
     _report: ring_pb2.AttendRequest | None = None
     _interval_report: ring_pb2.AttendRequest | None = None

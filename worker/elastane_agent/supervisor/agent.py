@@ -14,7 +14,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import FrameType
 
@@ -59,6 +59,7 @@ from elastane_common.gpus import VISIBLE
 from elastane_common.job_words import phase_words, progress_words
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Output
+from elastane_common.processes.signal_handlers import STOP_SIGNALS, signal_handlers
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 #: The embedded master outlives the job by this much, so that connected watchers still see its end.
@@ -70,7 +71,6 @@ _RESUMABLE = (
     job_pb2.JOB_PHASE_FAILED,
     job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED,
 )
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Agent:
 
         Raises ElastaneError if the master cannot be started or reached, or refuses the job.
         """
-        with self._signal_handlers():
+        with signal_handlers(STOP_SIGNALS, self._stop_signal, keep_ignored=True):
             try:
                 if address := self._metrics.serve():
                     where = f"figures at http://{address}/metrics"
@@ -676,20 +676,8 @@ class Agent:
                 if isinstance(self._events.get(timeout=left), _Signalled):
                     return
 
-    @contextlib.contextmanager
-    def _signal_handlers(self) -> Iterator[None]:
-        def handler(number: int, frame: FrameType | None) -> None:
-            # During the start the main thread may block in the client, where it would not see an event.
-            if self._starting:
-                raise _StoppedEarlyError(number)
-            self._events.put(_Signalled(number))
-
-        before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-        for number, previous in before.items():
-            if previous is not signal.SIG_IGN:  # under nohup SIGHUP stays ignored
-                signal.signal(number, handler)
-        try:
-            yield
-        finally:
-            for number, previous in before.items():
-                signal.signal(number, previous)
+    def _stop_signal(self, number: int, frame: FrameType | None) -> None:
+        # During the start the main thread may block in the client, where it would not see an event.
+        if self._starting:
+            raise _StoppedEarlyError(number)
+        self._events.put(_Signalled(number))

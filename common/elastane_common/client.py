@@ -22,6 +22,8 @@ from elastane_proto.v1 import (
     context_pb2_grpc,
     job_pb2,
     job_pb2_grpc,
+    log_pb2,
+    log_pb2_grpc,
     ps_pb2,
     ps_pb2_grpc,
     ring_pb2,
@@ -273,6 +275,31 @@ class MasterClient(MasterConnection):
             if response.event.sequence >= next_wanted:
                 next_wanted = response.event.sequence + 1
                 yield response.event
+
+    # ------------------------------------------------------------------ output of workers
+
+    def report_output(self, request: log_pb2.LogServiceReportRequest) -> str:
+        """Report output of workers; return the id of the memory in which the master keeps it."""
+        return str(self.call(log_pb2_grpc.LogServiceStub, "Report", request).memory)
+
+    def read_output(
+        self, job: str, worker_id: str = "", *, lines: int | None = None, follow: bool = False
+    ) -> Iterator[log_pb2.LogServiceReadResponse]:
+        """Yield the last lines of a worker; with `follow` new ones too, until the job is over.
+
+        worker_id: empty: of all workers. lines: of each to begin with; None: all that the master has.
+        """
+        after: dict[str, str] = {}
+
+        def request() -> log_pb2.LogServiceReadRequest:
+            return log_pb2.LogServiceReadRequest(
+                job=job, worker_id=worker_id, lines=lines, follow=follow, after=after
+            )
+
+        for response in self.subscribe(log_pb2_grpc.LogServiceStub, "Read", request, endless=False):
+            if response.token:
+                after[response.worker_id] = response.token
+            yield response
 
     # ------------------------------------------------------------------ data
 

@@ -63,6 +63,8 @@ ALLOWED: dict[str, set[str]] = {
     "MetricService.GetSeries": _LOOK | {"runner"},
     "MetricService.WatchSeries": _LOOK,
     "MetricService.WatchSteps": {"worker", "reader", "operator"},
+    "LogService.Report": _DATA,
+    "LogService.Read": _LOOK,
     "TrainingService.Train": _SUBMIT,
     "TrainingService.TrainMany": _SUBMIT,
     "TrainingService.TrainEach": _SUBMIT,

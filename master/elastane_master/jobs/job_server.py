@@ -45,6 +45,7 @@ from elastane_master.jobs.sessions import Session
 from elastane_master.jobs.slot_sessions import SlotSessions
 from elastane_master.jobs.task_waiters import TaskWaiters, Wanted
 from elastane_master.jobs.transactions import Transactions
+from elastane_master.jobs.worker_output import WorkerOutputs
 from elastane_master.metrics.counters import JobCounters
 from elastane_master.signals import Signal
 from elastane_master.store.errors import JobDamaged, StoreError
@@ -99,7 +100,8 @@ class JobServer(DurableServer[AnyEvent]):
     changed: announces durable changes of the job's state. noted: announces new notes. counters: those since
     this master began to serve the job. tracing: spans of ring changes, if enabled. figures: each worker's
     latest metrics, serialized, oldest report first. stragglers: watches the workers' rates.
-    last_steps: in a pipeline, times of recent blocks. slots: sessions of its parameter servers.
+    outputs: last lines of its workers. last_steps: in a pipeline, times of recent blocks. slots: sessions of
+    its parameter servers.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class JobServer(DurableServer[AnyEvent]):
         self.liveness = Liveness()
         self.stragglers = StragglerWatch()
         self.last_steps = LastSteps(self.limits.sessions_per_job_max)
+        self.outputs = WorkerOutputs(self.limits)
         self.changed = Signal()
         self.noted = Signal()
         self.recent_notes = RecentNotes(RECENT_NOTES)

@@ -80,7 +80,11 @@ COMMANDS: Final = {
     "why": Entry(
         "why", "Look", "Show why a run has the slots that it has, or a job its workers and their ranges."
     ),
-    "logs": Entry("logs", "Look", "Print the output of one rank of a run; with --follow as it comes."),
+    "logs": Entry(
+        "logs",
+        "Look",
+        "Print the output of one rank of a run, or of the workers of a job; with --follow as it comes.",
+    ),
     "artifacts": Entry(
         "runs",
         "Look",

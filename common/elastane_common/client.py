@@ -17,6 +17,8 @@ from google.protobuf import duration_pb2
 from elastane_common.client_errors import ClientClosedError, RequestRefusedError
 from elastane_common.connection import ATTEMPT_SECONDS, MasterConnection, new_request_id
 from elastane_proto.v1 import (
+    capture_pb2,
+    capture_pb2_grpc,
     common_pb2,
     context_pb2,
     context_pb2_grpc,
@@ -34,6 +36,8 @@ from elastane_proto.v1 import (
 
 #: Page size of a list: half a megabyte, since a master of 100,000 jobs also has other callers.
 JOBS_IN_A_PAGE = 2000
+#: Time for a part of a capture: the master answers once the command has room for it.
+DELIVER_SECONDS = 60.0
 #: Number of jobs named in an error that asks the caller to choose one.
 JOBS_NAMED = 20
 
@@ -300,6 +304,37 @@ class MasterClient(MasterConnection):
             if response.token:
                 after[response.worker_id] = response.token
             yield response
+
+    # ------------------------------------------------------------------ captures
+
+    def capture(
+        self,
+        job: str,
+        worker_ids: Iterable[str] = (),
+        *,
+        trace_steps: int = 0,
+        wait_seconds: float | None = None,
+    ) -> Iterator[capture_pb2.CaptureServiceCaptureResponse]:
+        """Order traces of the next steps, or stacks, from workers, and yield their answers.
+
+        After a broken connection the capture begins again, as another first answer with `worker_ids` shows.
+        worker_ids: empty: all. trace_steps: 0: stacks. wait_seconds: how long workers may take.
+        """
+        request = capture_pb2.CaptureServiceCaptureRequest(
+            job=job, worker_ids=worker_ids, trace_steps=trace_steps
+        )
+        if wait_seconds is not None:
+            request.wait.FromNanoseconds(int(wait_seconds * 1e9))
+        yield from self.subscribe(
+            capture_pb2_grpc.CaptureServiceStub, "Capture", lambda: request, endless=False
+        )
+
+    def deliver_capture(self, request: capture_pb2.CaptureServiceDeliverRequest) -> bool:
+        """Send a part of a worker's answer; False if nobody waits for it."""
+        response = self.call(
+            capture_pb2_grpc.CaptureServiceStub, "Deliver", request, attempt_seconds=DELIVER_SECONDS
+        )
+        return bool(response.wanted)
 
     # ------------------------------------------------------------------ data
 

@@ -29,6 +29,7 @@ from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.runs.service import TrainingRuns
 from elastane_master.security.tls import ServerTls, TlsFiles
 from elastane_master.servers.binding import service_handler
+from elastane_master.servers.capture_service import CaptureServicer
 from elastane_master.servers.chapter_service import ChapterServicer
 from elastane_master.servers.context_service import ContextServicer
 from elastane_master.servers.describing import describe
@@ -50,6 +51,7 @@ from elastane_proto import tracing
 from elastane_proto.channels import server_options
 from elastane_proto.training import training_service_pb2
 from elastane_proto.v1 import (
+    capture_pb2,
     context_pb2,
     job_pb2,
     log_pb2,
@@ -84,6 +86,7 @@ _SERVICERS = (
     MetricServicer,
     SlotServicer,
     LogServicer,
+    CaptureServicer,
 )
 _RUN_SERVICERS = (TrainingServicer, RunnerServicer, ChapterServicer)
 
@@ -98,6 +101,7 @@ def services() -> list[ServiceDescriptor]:
         metric_pb2,
         ps_pb2,
         log_pb2,
+        capture_pb2,
         training_pb2,
         training_service_pb2,
     )

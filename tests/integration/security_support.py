@@ -65,6 +65,8 @@ ALLOWED: dict[str, set[str]] = {
     "MetricService.WatchSteps": {"worker", "reader", "operator"},
     "LogService.Report": _DATA,
     "LogService.Read": _LOOK,
+    "CaptureService.Capture": {"operator"},
+    "CaptureService.Deliver": {"worker"},
     "TrainingService.Train": _SUBMIT,
     "TrainingService.TrainMany": _SUBMIT,
     "TrainingService.TrainEach": _SUBMIT,

@@ -34,6 +34,7 @@ from elastane_master.decisions.state import HALTED
 from elastane_master.errors import MachineBroken
 from elastane_master.jobs import records
 from elastane_master.jobs.admission import require_admissible
+from elastane_master.jobs.captures import Captures
 from elastane_master.jobs.clock import Clock
 from elastane_master.jobs.durable_server import DurableServer
 from elastane_master.jobs.last_steps import LastSteps, ToldStep
@@ -100,8 +101,8 @@ class JobServer(DurableServer[AnyEvent]):
     changed: announces durable changes of the job's state. noted: announces new notes. counters: those since
     this master began to serve the job. tracing: spans of ring changes, if enabled. figures: each worker's
     latest metrics, serialized, oldest report first. stragglers: watches the workers' rates.
-    outputs: last lines of its workers. last_steps: in a pipeline, times of recent blocks. slots: sessions of
-    its parameter servers.
+    outputs: last lines of its workers. captures: under way. last_steps: in a pipeline, times of recent
+    blocks. slots: sessions of its parameter servers.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class JobServer(DurableServer[AnyEvent]):
         self.stragglers = StragglerWatch()
         self.last_steps = LastSteps(self.limits.sessions_per_job_max)
         self.outputs = WorkerOutputs(self.limits)
+        self.captures = Captures()
         self.changed = Signal()
         self.noted = Signal()
         self.recent_notes = RecentNotes(RECENT_NOTES)

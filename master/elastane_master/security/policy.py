@@ -14,9 +14,9 @@ from typing import Any, Literal
 from elastane_master.decisions.events import Rejection
 from elastane_master.security.tokens import Principal, Role
 
-_JOB, _SHARD, _RING, _CONTEXT, _METRIC, _SLOT, _LOG, _TRAINING, _RUNNER = (
+_JOB, _SHARD, _RING, _CONTEXT, _METRIC, _SLOT, _LOG, _CAPTURE, _TRAINING, _RUNNER = (
     f"/elastane.v1.{noun}Service/"
-    for noun in ("Job", "Shard", "Ring", "Context", "Metric", "Slot", "Log", "Training", "Runner")
+    for noun in ("Job", "Shard", "Ring", "Context", "Metric", "Slot", "Log", "Capture", "Training", "Runner")
 )
 _CHAPTER = "/training.TrainingService/"
 _HEALTH = "/grpc.health.v1.Health/"
@@ -107,6 +107,8 @@ RULES: dict[str, Rule] = {
     _SLOT + "DrainPs": Rule(_OPERATOR, "job"),
     _LOG + "Report": Rule(_DATA, "job"),  # an agent, in a pod with a worker's token
     _LOG + "Read": Rule(_LOOK, "job"),
+    _CAPTURE + "Capture": Rule(_OPERATOR, "job"),  # a trace slows the workers down
+    _CAPTURE + "Deliver": Rule(_WORKER, "job"),
     _TRAINING + "Train": Rule(_SUBMIT, owned=True),
     _TRAINING + "TrainMany": Rule(_SUBMIT, owned=True),
     _TRAINING + "TrainEach": Rule(_SUBMIT, counts=True, owned=True),

@@ -649,8 +649,20 @@ class Compare(_message.Message):
     explain: Explain
     def __init__(self, all_end: _Optional[_Union[AllEnd, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ...) -> None: ...
 
+class CaptureOrder(_message.Message):
+    __slots__ = ("capture", "first_step", "trace_steps", "end")
+    CAPTURE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    TRACE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    capture: str
+    first_step: int
+    trace_steps: int
+    end: bool
+    def __init__(self, capture: _Optional[str] = ..., first_step: _Optional[int] = ..., trace_steps: _Optional[int] = ..., end: _Optional[bool] = ...) -> None: ...
+
 class AttendResponse(_message.Message):
-    __slots__ = ("welcome", "prepare", "load", "go", "prepared", "drain", "checkpoint", "done", "interval_decided", "compare")
+    __slots__ = ("welcome", "prepare", "load", "go", "prepared", "drain", "checkpoint", "done", "interval_decided", "compare", "capture")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -661,6 +673,7 @@ class AttendResponse(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_DECIDED_FIELD_NUMBER: _ClassVar[int]
     COMPARE_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     prepare: Prepare
     load: Load
@@ -671,7 +684,8 @@ class AttendResponse(_message.Message):
     done: Done
     interval_decided: IntervalDecided
     compare: Compare
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., interval_decided: _Optional[_Union[IntervalDecided, _Mapping]] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ...) -> None: ...
+    capture: CaptureOrder
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., interval_decided: _Optional[_Union[IntervalDecided, _Mapping]] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., capture: _Optional[_Union[CaptureOrder, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("sequence", "time", "kind", "worker_id", "reason", "generation", "step", "facts", "job_created", "job_repaired", "job_waiting", "job_running", "job_suspended", "job_max_wait_exceeded", "job_succeeded", "job_failed", "job_cancelled", "job_resumed", "suspension_called_off", "suspension_given_up", "steps_unsaved", "ended_early", "job_cost", "prices_changed", "master_started", "master_recovered", "worker_joined", "worker_returned", "worker_standby", "worker_lost", "worker_evicted", "worker_left", "worker_draining", "worker_quarantined", "worker_barred", "worker_released", "notice_over", "notice_over_unsaved", "ring_announced", "ring_scaled", "ring_formed", "checkpoint_loaded", "history_rewound", "store_behind", "history_restored", "history_forgotten", "interval_lost", "state_differs", "checkpoint_requested", "checkpoint_failed", "checkpoint_rejected", "checkpoint_saved", "sentinel_difference", "sentinel_faulty", "sentinel_undecided", "dataset_created", "task_failed", "task_timed_out", "more_tasks_failed", "more_tasks_timed_out", "scaling_set", "job_autoscaled", "scale_rolled_back", "host_barred", "worker_exited", "straggler_reweighted", "straggler_replaced", "stages_planned", "units_lost", "pipeline_without", "model_registered", "ps_joined", "ps_lost", "ps_draining", "ps_left", "slots_moved", "slots_restored", "slots_unrestored", "slots_rewound", "slots_unsaved", "slots_checkpointed", "tasks_reopened", "task_left_parts", "non_finite_gradient")

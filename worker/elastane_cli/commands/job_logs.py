@@ -30,14 +30,14 @@ class JobLog:
         if not self._prefixed:
             self.print(pieces)
             return
-        printed: list[tuple[float, Mapping[str, Any]]] = []
+        printed: list[tuple[float, dict[str, Any]]] = []
         for piece in pieces:
             latest = 0.0
             for part in _parts(piece):
                 latest = part.get("time", latest)
                 printed.append((latest or _first_time(piece), part))
-        for _, part in sorted(printed, key=lambda timed: timed[0]):
-            self._print(part)
+        for _, found_part in sorted(printed, key=lambda timed: timed[0]):
+            self._print(found_part)
         self._stream.flush()
 
     def print(self, found: Iterable[log_pb2.LogServiceReadResponse]) -> None:
@@ -71,7 +71,7 @@ def _parts(piece: log_pb2.LogServiceReadResponse) -> Iterable[dict[str, Any]]:
         yield {"event": "left_out", "worker": worker, "left_out": piece.left_out}
     for line in piece.lines:
         stream = "stderr" if line.is_stderr else "stdout"
-        part = {
+        part: dict[str, Any] = {
             "event": "output",
             "worker": worker,
             "stream": stream,
@@ -81,8 +81,13 @@ def _parts(piece: log_pb2.LogServiceReadResponse) -> Iterable[dict[str, Any]]:
         yield part | ({"cut_bytes": line.cut_bytes} if line.cut_bytes else {})
     if piece.HasField("exit"):
         ended = piece.exit
-        part = {"event": "exited", "worker": worker, "returncode": ended.returncode, "how": ended.how}
-        yield part | ({"out_of_memory": ended.out_of_memory} if ended.out_of_memory else {})
+        last: dict[str, Any] = {
+            "event": "exited",
+            "worker": worker,
+            "returncode": ended.returncode,
+            "how": ended.how,
+        }
+        yield last | ({"out_of_memory": ended.out_of_memory} if ended.out_of_memory else {})
 
 
 def _first_time(piece: log_pb2.LogServiceReadResponse) -> float:

@@ -23,6 +23,7 @@ from integration.test_agent import Run
 from integration.test_master_sessions import RING, SIGNATURE, form_ring, job
 from integration.test_metric_service import read
 from integration.test_warm_workers import SCRIPT, trained
+from slow import slow
 
 
 def stub(channel: grpc.aio.Channel) -> Any:
@@ -84,14 +85,14 @@ async def test_a_worker_waits_while_the_caller_is_slower(tmp_path: Path) -> None
         order = (await worker.receive("capture")).capture
         server = master.jobs.get("j")
         found = server.captures._open[order.capture]
-        taken, found.take = found.take, list  # type: ignore[method-assign]
+        taken, found.take = found.take, list
         data = bytes(2**20)
         for _ in range(QUEUE_BYTES_MAX // len(data)):
             assert await deliver(channel, order.capture, data=data)
         waits = asyncio.ensure_future(deliver(channel, order.capture, data=data, end=True))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(waits), 0.2)
-        found.take = taken  # type: ignore[method-assign]
+        found.take = taken
         size = 0
         while not (part := await read(call)).end:
             size += len(part.data)
@@ -117,6 +118,7 @@ async def test_workers_that_do_not_answer_are_named(tmp_path: Path) -> None:
         assert part.end and part.error == "its session has ended"
 
 
+@slow
 def test_a_traced_run_has_the_bits_of_one_that_is_not(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch()

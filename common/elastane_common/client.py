@@ -7,7 +7,7 @@ all as `MasterUnreachableError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -267,6 +267,22 @@ class MasterClient(MasterConnection):
         """Return the latest figures of these workers, by id, as far as the master has any."""
         request = ring_pb2.GetWorkerFiguresRequest(job=job, worker_ids=worker_ids)
         return self.call(ring_pb2_grpc.RingServiceStub, "GetWorkerFigures", request).figures
+
+    def worker_resources(
+        self, job: str, worker_ids: Iterable[str] = ()
+    ) -> Mapping[str, Sequence[ring_pb2.ResourceSample]]:
+        """Return what workers used over the last minutes, by id, oldest sample first.
+
+        worker_ids: empty: of all that attend. {} from a master that is too old for it.
+        """
+        request = ring_pb2.GetWorkerResourcesRequest(job=job, worker_ids=worker_ids)
+        try:
+            response = self.call(ring_pb2_grpc.RingServiceStub, "GetWorkerResources", request)
+        except RequestRefusedError as error:
+            if error.reason in ("unimplemented", "permission_denied"):
+                return {}
+            raise
+        return {worker.worker_id: worker.samples for worker in response.workers}
 
     def events(self, job: str, *, since: int = 0, follow: bool = False) -> Iterator[ring_pb2.Event]:
         """Yield events from a sequence number on; with `follow` new ones too, until the client is closed."""

@@ -57,6 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "RingService.Attend": {"worker"},
     "RingService.GetRing": _LOOK,
     "RingService.GetWorkerFigures": _ALL,
+    "RingService.GetWorkerResources": _LOOK,
     "RingService.WatchEvents": _ALL,
     "ContextService.Get": {"worker", "reader", "operator"},
     "ContextService.List": _LOOK,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from elastane_master.dashboard.drawing import CurvePicture, TimelinePicture, draw_curve, draw_timeline
+from elastane_master.dashboard.resource_facts import ResourceRow, resource_rows
 from elastane_master.dashboard.slot_facts import SlotFacts, slot_facts
 from elastane_master.dashboard.stage_facts import StageFacts, stage_facts
 from elastane_master.dashboard.timeline import timeline
@@ -126,6 +127,8 @@ class JobFacts:
     stages: StageFacts | None
     #: Of a model at parameter servers.
     slots: SlotFacts | None
+    #: What the workers used of their machines.
+    resources: tuple[ResourceRow, ...]
     #: Messages about parts that could not be read.
     missing: tuple[str, ...] = field(default=())
 
@@ -169,6 +172,7 @@ class Gatherer:
             curves_left_out=drawn_curves[1],
             stages=stage_facts(server, view.pipeline),
             slots=slot_facts(server),
+            resources=resource_rows(workers, server.resources.samples),
             missing=tuple(missing),
         )
 

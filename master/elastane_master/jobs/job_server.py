@@ -41,6 +41,7 @@ from elastane_master.jobs.last_steps import LastSteps, ToldStep
 from elastane_master.jobs.limits import Limits, clip, require_room
 from elastane_master.jobs.recent_notes import RecentNotes
 from elastane_master.jobs.records import StoredCommit, StoredEvent, StoredNote
+from elastane_master.jobs.resource_series import ResourceSeries
 from elastane_master.jobs.ring_tracing import RingTracing
 from elastane_master.jobs.sessions import Session
 from elastane_master.jobs.slot_sessions import SlotSessions
@@ -101,7 +102,8 @@ class JobServer(DurableServer[AnyEvent]):
     changed: announces durable changes of the job's state. noted: announces new notes. counters: those since
     this master began to serve the job. tracing: spans of ring changes, if enabled. figures: each worker's
     latest metrics, serialized, oldest report first. stragglers: watches the workers' rates.
-    outputs: last lines of its workers. captures: under way. last_steps: in a pipeline, times of recent
+    outputs: last lines of its workers. captures: under way. resources: used by its
+    workers over time. last_steps: in a pipeline, times of recent
     blocks. slots: sessions of its parameter servers.
     """
 
@@ -127,6 +129,7 @@ class JobServer(DurableServer[AnyEvent]):
         self.last_steps = LastSteps(self.limits.sessions_per_job_max)
         self.outputs = WorkerOutputs(self.limits)
         self.captures = Captures()
+        self.resources = ResourceSeries(self.limits.sessions_per_job_max)
         self.changed = Signal()
         self.noted = Signal()
         self.recent_notes = RecentNotes(RECENT_NOTES)

@@ -92,6 +92,7 @@ RULES: dict[str, Rule] = {
     _RING + "Attend": Rule(_WORKER, "hello.job", takes="session"),
     _RING + "GetRing": Rule(_LOOK, "job"),
     _RING + "GetWorkerFigures": Rule(_ALL, "job"),  # an agent serves those of its workers
+    _RING + "GetWorkerResources": Rule(_LOOK, "job"),
     _RING + "WatchEvents": Rule(_ALL, "job"),
     _CONTEXT + "Get": Rule(_ALL, "job"),  # job.gather, in a worker
     _CONTEXT + "List": Rule(_LOOK, "job"),

@@ -119,7 +119,7 @@ class Hello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ..., rendezvous_key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerFigures(_message.Message):
-    __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received", "device_type", "ring_workers", "est_seconds", "est_seconds_spread", "est_steps", "ring_step_seconds", "ring_steps", "ests_max", "est_rates", "est_rate_steps", "usual_steps", "usual_ests_seconds", "usual_data_wait_seconds", "usual_all_reduce_wait_seconds", "usual_between_seconds", "first_unit", "unit_forward_seconds", "unit_backward_seconds", "memory_bytes", "link_workers", "link_bytes_per_second", "blocks_step", "blocks_began", "block_seconds", "forward_overhead_seconds", "backward_overhead_seconds")
+    __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received", "device_type", "ring_workers", "est_seconds", "est_seconds_spread", "est_steps", "ring_step_seconds", "ring_steps", "ests_max", "est_rates", "est_rate_steps", "usual_steps", "usual_ests_seconds", "usual_data_wait_seconds", "usual_all_reduce_wait_seconds", "usual_between_seconds", "first_unit", "unit_forward_seconds", "unit_backward_seconds", "memory_bytes", "link_workers", "link_bytes_per_second", "blocks_step", "blocks_began", "block_seconds", "forward_overhead_seconds", "backward_overhead_seconds", "cpu_seconds", "resident_bytes", "gpu_use", "gpu_bytes")
     STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ESTS_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,10 @@ class WorkerFigures(_message.Message):
     BLOCK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_OVERHEAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_OVERHEAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_USE_FIELD_NUMBER: _ClassVar[int]
+    GPU_BYTES_FIELD_NUMBER: _ClassVar[int]
     step: int
     generation: int
     ests: int
@@ -202,7 +206,11 @@ class WorkerFigures(_message.Message):
     block_seconds: _containers.RepeatedScalarFieldContainer[float]
     forward_overhead_seconds: float
     backward_overhead_seconds: float
-    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., ests: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_replayed: _Optional[int] = ..., replay_seconds: _Optional[float] = ..., data_wait_seconds: _Optional[float] = ..., all_reduce_wait_seconds: _Optional[float] = ..., prepared_wait_seconds: _Optional[float] = ..., rings_formed: _Optional[int] = ..., ring_change_seconds: _Optional[float] = ..., handover_seconds: _Optional[float] = ..., handover_bytes_sent: _Optional[int] = ..., handover_bytes_received: _Optional[int] = ..., device_type: _Optional[str] = ..., ring_workers: _Optional[int] = ..., est_seconds: _Optional[float] = ..., est_seconds_spread: _Optional[float] = ..., est_steps: _Optional[int] = ..., ring_step_seconds: _Optional[float] = ..., ring_steps: _Optional[int] = ..., ests_max: _Optional[int] = ..., est_rates: _Optional[float] = ..., est_rate_steps: _Optional[int] = ..., usual_steps: _Optional[int] = ..., usual_ests_seconds: _Optional[float] = ..., usual_data_wait_seconds: _Optional[float] = ..., usual_all_reduce_wait_seconds: _Optional[float] = ..., usual_between_seconds: _Optional[float] = ..., first_unit: _Optional[int] = ..., unit_forward_seconds: _Optional[_Iterable[float]] = ..., unit_backward_seconds: _Optional[_Iterable[float]] = ..., memory_bytes: _Optional[int] = ..., link_workers: _Optional[_Iterable[str]] = ..., link_bytes_per_second: _Optional[_Iterable[float]] = ..., blocks_step: _Optional[int] = ..., blocks_began: _Optional[float] = ..., block_seconds: _Optional[_Iterable[float]] = ..., forward_overhead_seconds: _Optional[float] = ..., backward_overhead_seconds: _Optional[float] = ...) -> None: ...
+    cpu_seconds: float
+    resident_bytes: int
+    gpu_use: float
+    gpu_bytes: int
+    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., ests: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_replayed: _Optional[int] = ..., replay_seconds: _Optional[float] = ..., data_wait_seconds: _Optional[float] = ..., all_reduce_wait_seconds: _Optional[float] = ..., prepared_wait_seconds: _Optional[float] = ..., rings_formed: _Optional[int] = ..., ring_change_seconds: _Optional[float] = ..., handover_seconds: _Optional[float] = ..., handover_bytes_sent: _Optional[int] = ..., handover_bytes_received: _Optional[int] = ..., device_type: _Optional[str] = ..., ring_workers: _Optional[int] = ..., est_seconds: _Optional[float] = ..., est_seconds_spread: _Optional[float] = ..., est_steps: _Optional[int] = ..., ring_step_seconds: _Optional[float] = ..., ring_steps: _Optional[int] = ..., ests_max: _Optional[int] = ..., est_rates: _Optional[float] = ..., est_rate_steps: _Optional[int] = ..., usual_steps: _Optional[int] = ..., usual_ests_seconds: _Optional[float] = ..., usual_data_wait_seconds: _Optional[float] = ..., usual_all_reduce_wait_seconds: _Optional[float] = ..., usual_between_seconds: _Optional[float] = ..., first_unit: _Optional[int] = ..., unit_forward_seconds: _Optional[_Iterable[float]] = ..., unit_backward_seconds: _Optional[_Iterable[float]] = ..., memory_bytes: _Optional[int] = ..., link_workers: _Optional[_Iterable[str]] = ..., link_bytes_per_second: _Optional[_Iterable[float]] = ..., blocks_step: _Optional[int] = ..., blocks_began: _Optional[float] = ..., block_seconds: _Optional[_Iterable[float]] = ..., forward_overhead_seconds: _Optional[float] = ..., backward_overhead_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., gpu_use: _Optional[float] = ..., gpu_bytes: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("generation", "applied_step", "phase", "figures")
@@ -902,6 +910,48 @@ class GetWorkerFiguresResponse(_message.Message):
     FIGURES_FIELD_NUMBER: _ClassVar[int]
     figures: _containers.MessageMap[str, WorkerFigures]
     def __init__(self, figures: _Optional[_Mapping[str, WorkerFigures]] = ...) -> None: ...
+
+class GetWorkerResourcesRequest(_message.Message):
+    __slots__ = ("job", "worker_ids")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[str] = ..., worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ResourceSample(_message.Message):
+    __slots__ = ("time", "cpu_cores", "resident_bytes", "gpu_use", "gpu_bytes", "steps_per_second", "data_wait", "all_reduce_wait")
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    CPU_CORES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_USE_FIELD_NUMBER: _ClassVar[int]
+    GPU_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DATA_WAIT_FIELD_NUMBER: _ClassVar[int]
+    ALL_REDUCE_WAIT_FIELD_NUMBER: _ClassVar[int]
+    time: _timestamp_pb2.Timestamp
+    cpu_cores: float
+    resident_bytes: int
+    gpu_use: float
+    gpu_bytes: int
+    steps_per_second: float
+    data_wait: float
+    all_reduce_wait: float
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cpu_cores: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., gpu_use: _Optional[float] = ..., gpu_bytes: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., data_wait: _Optional[float] = ..., all_reduce_wait: _Optional[float] = ...) -> None: ...
+
+class WorkerResources(_message.Message):
+    __slots__ = ("worker_id", "samples")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    samples: _containers.RepeatedCompositeFieldContainer[ResourceSample]
+    def __init__(self, worker_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[ResourceSample, _Mapping]]] = ...) -> None: ...
+
+class GetWorkerResourcesResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerResources]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerResources, _Mapping]]] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ("job", "since", "follow")

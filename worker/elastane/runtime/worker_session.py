@@ -25,6 +25,7 @@ from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.process_exit import WorkerExits
 from elastane.runtime.process_identity import ProcessIdentity
 from elastane.runtime.protocol import Outcome, WorkerProtocol
+from elastane.runtime.resource_use import ResourceUse
 from elastane.runtime.session import MasterSession
 from elastane.runtime.step_state import StepState
 from elastane_common import logs
@@ -85,6 +86,7 @@ class WorkerSession:
         self.spans = ChangeSpans(environment.job, environment.worker_id, tracing.now_ns)
         self.members: list[ring_pb2.Member] = []
         self.exits = WorkerExits(environment, self.request_leave)
+        self._resources = ResourceUse(device)
         self.captures = Captures(environment.master, environment.job, environment.worker_id)
 
     @property
@@ -401,6 +403,7 @@ class WorkerSession:
 
     def _figures(self) -> ring_pb2.WorkerFigures:
         assert self._duties is not None
+        self._resources.measure(self._duties.figures)
         return ring_pb2.WorkerFigures(**vars(self._duties.figures))
 
     def _hello(self) -> ring_pb2.Hello:

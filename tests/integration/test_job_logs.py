@@ -9,8 +9,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
 import pytest
+from markupsafe import escape
 from typer.testing import CliRunner, Result
 
 import patience
@@ -19,6 +21,7 @@ from elastane_common.client import MasterClient
 from elastane_proto.history import events as history
 from elastane_proto.history_wire import event_of
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, log_pb2, log_pb2_grpc
+from integration.dashboard_support import NASTY, create_job, dashboard_master
 from integration.master_support import reason_of, serving_master
 from integration.test_agent import Run
 from integration.test_master_sessions import job
@@ -92,6 +95,26 @@ async def test_a_master_that_was_restarted_tells_agents_that_it_has_no_lines(tmp
         assert await report(channel, "w0", 3, "d") != memory
         await report(channel, "w0", 1, "b", "c", "d")
         assert await output(channel, "w0", after={"w0": "agent:2"}) == ["d"]
+
+
+async def test_the_page_shows_the_last_lines_of_a_worker_and_how_it_ended(tmp_path: Path) -> None:
+    async with dashboard_master(tmp_path) as (_, channel, base), aiohttp.ClientSession() as browser:
+        await create_job(channel)
+        async with browser.get(f"{base}/jobs/j/output") as answer:
+            assert "No agent has reported any output" in await answer.text()
+        await report(channel, "w0", 0, "first")
+        await report(channel, "w1", 0, *map(str, range(300)), NASTY, ended=KILLED)
+        async with browser.get(f"{base}/jobs/j/output?worker=w1") as answer:
+            page = await answer.text()
+        assert "Last lines of w1" in page and escape(NASTY) in page and NASTY not in page
+        assert ">101<" in page and ">100<" not in page
+        assert "[ended by SIGKILL, out of memory (oom_kill rose)]" in page
+        async with browser.get(f"{base}/jobs/j/output?worker=none") as answer:
+            assert "Last lines of w0" in await answer.text()
+        async with browser.get(f"{base}/jobs/j") as answer:
+            assert "jobs/j/output?worker=w1" in await answer.text()
+        async with browser.get(f"{base}/jobs/absent/output") as answer:
+            assert answer.status == 404
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from elastane_master.dashboard import drawing, resource_facts, words
 from elastane_master.dashboard.actions import ACTIONS, Action
 from elastane_master.dashboard.facts import JobFacts, event_rows
+from elastane_master.dashboard.output_facts import OutputFacts
 from elastane_master.decisions.amounts import NANOS
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.state import HALTED, OVER
@@ -178,6 +179,11 @@ def job_parts(facts: JobFacts, visitor: Visitor) -> dict[str, str]:
     shown = {"facts": facts, "view": facts.view, "acts": visitor.acts, "actions": actions}
     parts = {part: render(f"part_{part}.html", root="../", **shown) for part in PARTS if part != "events"}
     return parts | {"events": events_part(facts, EVERYTHING)}
+
+
+def output_page(facts: OutputFacts, view: JobView, visitor: Visitor) -> str:
+    """Render the page with a worker's last lines."""
+    return render("output.html", root="../../", visitor=visitor, view=view, facts=facts, live="")
 
 
 def confirm_page(view: JobView, action: Action, visitor: Visitor) -> str:

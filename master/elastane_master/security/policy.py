@@ -143,6 +143,7 @@ HTTP_RULES: dict[str, Rule] = {
     "/live": Rule(_LOOK, lists="jobs"),
     "/jobs/{job}": Rule(_LOOK, "job"),
     "/jobs/{job}/live": Rule(_LOOK, "job"),
+    "/jobs/{job}/output": Rule(_LOOK, "job"),
     "/runs": Rule(_FOLLOW, owned=True),
     "/runs/live": Rule(_FOLLOW, owned=True),
     "/runs/{run}": Rule(_FOLLOW, owned=True),

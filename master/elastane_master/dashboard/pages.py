@@ -13,9 +13,10 @@ from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from elastane_master.dashboard import drawing, words
+from elastane_master.dashboard import drawing, resource_facts, words
 from elastane_master.dashboard.actions import ACTIONS, Action
 from elastane_master.dashboard.facts import JobFacts, event_rows
+from elastane_master.dashboard.output_facts import OutputFacts
 from elastane_master.decisions.amounts import NANOS
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.state import HALTED, OVER
@@ -28,8 +29,8 @@ from elastane_proto.event_filter import EVERYTHING, EventFilter, parse_since
 from elastane_scheduler.autoscaling.modes import mode_text
 
 PARTS: Final = (
-    "summary", "actions", "timeline", "stages", "slots", "workers", "queues", "curves", "contexts", "cost",
-    "events",
+    "summary", "actions", "timeline", "stages", "slots", "workers", "resources", "queues", "curves",
+    "contexts", "cost", "events",
 )  # fmt: skip
 """Parts of a job's page; each has its own template, and is sent again when it has changed."""
 
@@ -180,6 +181,11 @@ def job_parts(facts: JobFacts, visitor: Visitor) -> dict[str, str]:
     return parts | {"events": events_part(facts, EVERYTHING)}
 
 
+def output_page(facts: OutputFacts, view: JobView, visitor: Visitor) -> str:
+    """Render the page with a worker's last lines."""
+    return render("output.html", root="../../", visitor=visitor, view=view, facts=facts, live="")
+
+
 def confirm_page(view: JobView, action: Action, visitor: Visitor) -> str:
     """Render the page that asks to confirm an action."""
     return render("confirm.html", root="../../", visitor=visitor, view=view, action=action, live="")
@@ -230,6 +236,8 @@ def _environment() -> Environment:
         width=drawing.WIDTH,
         left=drawing.LEFT,
         curve_height=drawing.CURVE_HEIGHT,
+        spark_width=resource_facts.SPARK_WIDTH,
+        spark_height=resource_facts.SPARK_HEIGHT,
         row=drawing.ROW,
         ACTIONS=ACTIONS,
         money=money_text,

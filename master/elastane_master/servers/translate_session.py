@@ -305,6 +305,7 @@ _FIELDS: dict[type[effects.Message], str] = {
     effects.Explain: "compare.explain",
     effects.AllEnd: "compare.all_end",
     effects.Done: "done",
+    effects.CaptureOrder: "capture",
 }
 """Field of AttendResponse that holds each message."""
 

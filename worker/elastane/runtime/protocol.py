@@ -43,6 +43,8 @@ class Outcome:
     manifest: ring_pb2.Checkpoint | None = None
     #: Answer with the parts of the state (`explained`).
     explain: ring_pb2.Explain | None = None
+    #: Somebody wants to see what this worker does.
+    capture: ring_pb2.CaptureOrder | None = None
     #: A message of this kind is not known, and has been ignored.
     unknown: str = ""
 
@@ -190,6 +192,8 @@ class WorkerProtocol:
                 return Outcome(explain=message.compare.explain)
             case "compare":
                 return self.compared(message.compare)
+            case "capture":
+                return Outcome(capture=message.capture)
             case "done":
                 self.done = message.done
                 return Outcome(abort=True)

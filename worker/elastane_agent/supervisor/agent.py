@@ -31,11 +31,13 @@ from elastane_agent.supervisor.gpus import SLOT, gpu_variables
 from elastane_agent.supervisor.job_reading import is_undecided, job_view, sent_away
 from elastane_agent.supervisor.job_view import JobView
 from elastane_agent.supervisor.joining import report_unused_settings, wait_for_job
+from elastane_agent.supervisor.log_files import LogFiles
 from elastane_agent.supervisor.master_absence import MasterAbsence
 from elastane_agent.supervisor.master_keeper import MasterKeeper
 from elastane_agent.supervisor.master_process import MasterStartError
 from elastane_agent.supervisor.notices.node import NodeNotices
 from elastane_agent.supervisor.notices.notice import Notice
+from elastane_agent.supervisor.output_reporting import WorkerOutput
 from elastane_agent.supervisor.placement import Placement
 from elastane_agent.supervisor.policy import OVER, SupervisorPolicy
 from elastane_agent.supervisor.price_feed import PriceListFeed, feed_of
@@ -71,6 +73,8 @@ _RESUMABLE = (
     job_pb2.JOB_PHASE_FAILED,
     job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED,
 )
+#: Exit codes of processes that ended as they were asked to.
+_EXPECTED = frozenset({0, EXIT_DRAINED, EXIT_RECLAIMED, EXIT_START_ANEW})
 
 
 @dataclass(frozen=True)
@@ -156,8 +160,12 @@ class Agent:
     def __init__(self, settings: AgentSettings, output: Output) -> None:
         self._settings = settings
         self._output = output
+        files = LogFiles(settings.log_dir, output) if settings.log_dir else None
+        self._lines = WorkerOutput(settings.job, output, files)
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._workers: dict[str, ChildProcess] = {}
+        #: Workers that were killed on purpose, because they did not leave in time.
+        self._killed: set[str] = set()
         #: GPU of each local worker; empty: all of this machine, or none.
         self._gpus: dict[str, str] = {}
         #: The embedded master; None: the user has given one.
@@ -171,6 +179,7 @@ class Agent:
             settings.warm,
             settings.command,
             output,
+            self._lines.line,
             lambda name, status: self._events.put(_WarmExited(name, status)),
         )
         self._workers_over = False
@@ -195,6 +204,7 @@ class Agent:
         self._ps = PsChildren(
             settings,
             output,
+            self._lines.line,
             self._notices,
             lambda ps, status: self._events.put(_PsExited(ps, status)),
             self._placement,
@@ -221,6 +231,7 @@ class Agent:
                 self._open_master()
                 view = self._enter_job()
                 self._starting = False
+                self._lines.start(self._address)
                 self._watch_job()
                 self._feed_prices()
                 self._watch_notices()
@@ -413,6 +424,7 @@ class Agent:
                 case act.Terminate(worker, reason):
                     self._terminate(worker, reason)
                 case act.Kill(worker):
+                    self._killed.add(worker)
                     self._workers[worker].kill_group()
                 case act.Say(text, kind, event, worker):
                     facts = {"worker": worker} if worker else {}
@@ -437,10 +449,11 @@ class Agent:
     def _ps_exited(self, now: float, ps: str, status: ExitStatus) -> list[Action]:
         if self._placement is not None:
             status = self._placement.status(ps, status)
-            if fault := self._placement.ended(now, ps, status):
-                self._metrics.counts.spot_notices += fault.first_notice
-                failed = self._ps.policy.host_failed(now, ps, fault.text, fault.event)
-                return [*self._ps.perform(failed), *self._places_changed(now)]
+        self._lines.exited(ps, status, expected=status.returncode in _EXPECTED)
+        if self._placement is not None and (fault := self._placement.ended(now, ps, status)):
+            self._metrics.counts.spot_notices += fault.first_notice
+            failed = self._ps.policy.host_failed(now, ps, fault.text, fault.event)
+            return [*self._ps.perform(failed), *self._places_changed(now)]
         return self._ps.perform(self._ps.policy.exited(now, ps, status))
 
     def _fatal(self, now: float, code: int, text: str) -> list[Action]:
@@ -523,7 +536,7 @@ class Agent:
                 worker,
                 command,
                 environment=environment,
-                on_line=self._output.line,
+                on_line=self._lines.line,
                 on_exit=lambda _, status: self._events.put(_WorkerExited(worker, status)),
             )
             child.start()
@@ -580,6 +593,9 @@ class Agent:
         if self._placement is not None:
             status = self._placement.status(worker, status)
         counts.exited(status.returncode, (EXIT_DRAINED, EXIT_RECLAIMED, EXIT_START_ANEW))
+        expected = worker in self._killed or status.returncode in _EXPECTED
+        self._killed.discard(worker)
+        self._lines.exited(worker, status, expected=expected)
         if self._placement is not None and (fault := self._placement.ended(now, worker, status)):
             counts.spot_notices += fault.first_notice
             places = self._placement.wanted(now)
@@ -641,6 +657,7 @@ class Agent:
             child.wait()
         self._warm.close()
         self._ps.close()
+        self._lines.close()
         self._say_what_was_kept()
         if self._watch_client is not None:
             self._watch_client.close()

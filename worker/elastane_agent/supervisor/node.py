@@ -77,6 +77,8 @@ class Node:
         now = time.monotonic()
         match event:
             case ExitStatus():
+                if event.out_of_memory:
+                    _say(f"the worker was killed, out of memory: {event.out_of_memory}")
                 self._perform(self._policy.exited(event))
             case Notice(kind="rebalance"):
                 _say(f"{event.source}: {event.reason}; this node may be taken away soon")

@@ -242,6 +242,7 @@ def _agent_settings(
         ps=agent.ps,
         ps_prefix=ps_prefix,
         warm=agent.warm,
+        log_dir=agent.log_dir,
     )
 
 

@@ -151,21 +151,22 @@ class _Source:
             **fields,
         )
 
-    def next_task(
-        self, finished: Iterable[shard_pb2.TaskReport], generators: Generators
-    ) -> shard_pb2.LeaseTasksResponse:
-        """Report finished tasks and lease one, with the RNG states of this moment.
 
-        Raises SystemExit, after the report, in a worker that leaves.
-        """
-        session = self.worker_session
-        session.require_newest()
-        most = 0 if session.leaving else 1
-        self.stream.send(self.request(finished, most, rng=rng_to_proto(generators.capture())))
-        response = self.stream.receive()
-        if session.leaving:
-            session.exits.sent_away(session.done, session.drain)
-        return response
+def _next_task(
+    source: _Source, finished: Iterable[shard_pb2.TaskReport], generators: Generators
+) -> shard_pb2.LeaseTasksResponse:
+    """Report finished tasks and lease one, with the RNG states of this moment.
+
+    Raises SystemExit, after the report, in a worker that leaves.
+    """
+    session = source.worker_session
+    session.require_newest()
+    most = 0 if session.leaving else 1
+    source.stream.send(source.request(finished, most, rng=rng_to_proto(generators.capture())))
+    response = source.stream.receive()
+    if session.leaving:
+        session.exits.sent_away(session.done, session.drain)
+    return response
 
 
 def _leased_one_by_one(source: _Source) -> Iterator[LeasedTask]:
@@ -173,7 +174,7 @@ def _leased_one_by_one(source: _Source) -> Iterator[LeasedTask]:
     generators = Generators(torch.device("cuda") if torch.cuda.is_available() else None)
     finished: list[shard_pb2.TaskReport] = []
     while True:
-        response = source.next_task(finished, generators)
+        response = _next_task(source, finished, generators)
         finished = []
         if response.complete:
             return
@@ -191,7 +192,7 @@ def _pushed_one_by_one(source: _Source, pushes: PushingTasks, seed: int) -> Iter
     generators = Generators(torch.device("cuda") if torch.cuda.is_available() else None)
     finished: list[shard_pb2.TaskReport] = []
     while True:
-        response = source.next_task(finished, generators)
+        response = _next_task(source, finished, generators)
         finished = []
         if response.complete:
             return

@@ -15,7 +15,6 @@ import signal
 import threading
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from types import FrameType
 
 from elastane_agent.hosts.discovery import Discovery
@@ -24,6 +23,19 @@ from elastane_agent.hosts.slots import HostOffer
 from elastane_agent.observe.agent_side import AgentMetrics
 from elastane_agent.supervisor import actions as act
 from elastane_agent.supervisor.actions import Action
+from elastane_agent.supervisor.agent_events import (
+    AgentEvent,
+    HostsFound,
+    JobLost,
+    JobNews,
+    MasterAway,
+    MasterExited,
+    Noticed,
+    PsExited,
+    Signalled,
+    WarmExited,
+    WorkerExited,
+)
 from elastane_agent.supervisor.draining import ASK_SECONDS, drain_elsewhere
 from elastane_agent.supervisor.farewell import what_was_kept
 from elastane_agent.supervisor.first_checks import try_checkpoint_url
@@ -77,75 +89,6 @@ _RESUMABLE = (
 _EXPECTED = frozenset({0, EXIT_DRAINED, EXIT_RECLAIMED, EXIT_START_ANEW})
 
 
-@dataclass(frozen=True)
-class _WorkerExited:
-    worker: str
-    status: ExitStatus
-
-
-@dataclass(frozen=True)
-class _WarmExited:
-    """A process that was started as a preloaded worker has ended."""
-
-    name: str
-    status: ExitStatus
-
-
-@dataclass(frozen=True)
-class _PsExited:
-    ps: str
-    status: ExitStatus
-
-
-@dataclass(frozen=True)
-class _MasterExited:
-    status: ExitStatus
-
-
-@dataclass(frozen=True)
-class _JobNews:
-    job: job_pb2.Job
-
-
-@dataclass(frozen=True)
-class _JobLost:
-    error: ElastaneError
-
-
-@dataclass(frozen=True)
-class _MasterAway:
-    error: str
-
-
-@dataclass(frozen=True)
-class _Signalled:
-    number: int
-
-
-@dataclass(frozen=True)
-class _Noticed:
-    notice: Notice
-
-
-@dataclass(frozen=True)
-class _HostsFound:
-    hosts: Mapping[str, HostOffer]
-
-
-_Event = (
-    _WorkerExited
-    | _WarmExited
-    | _PsExited
-    | _MasterExited
-    | _JobNews
-    | _JobLost
-    | _MasterAway
-    | _Signalled
-    | _Noticed
-    | _HostsFound
-)
-
-
 class _StoppedEarlyError(Exception):
     """A stop signal arrived before any worker was started."""
 
@@ -162,7 +105,7 @@ class Agent:
         self._output = output
         files = LogFiles(settings.log_dir, output) if settings.log_dir else None
         self._lines = WorkerOutput(settings.job, output, files)
-        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
         self._workers: dict[str, ChildProcess] = {}
         #: Workers that were killed on purpose, because they did not leave in time.
         self._killed: set[str] = set()
@@ -180,7 +123,7 @@ class Agent:
             settings.command,
             output,
             self._lines.line,
-            lambda name, status: self._events.put(_WarmExited(name, status)),
+            lambda name, status: self._events.put(WarmExited(name, status)),
         )
         self._workers_over = False
         self._signals = 0
@@ -206,7 +149,7 @@ class Agent:
             output,
             self._lines.line,
             self._notices,
-            lambda ps, status: self._events.put(_PsExited(ps, status)),
+            lambda ps, status: self._events.put(PsExited(ps, status)),
             self._placement,
         )
         self._policy = SupervisorPolicy(
@@ -264,7 +207,7 @@ class Agent:
             self._address = self._settings.master
             return
         self._embedded = MasterKeeper(
-            self._settings, self._output, lambda status: self._events.put(_MasterExited(status))
+            self._settings, self._output, lambda status: self._events.put(MasterExited(status))
         )
         self._address = self._embedded.start()
 
@@ -318,16 +261,16 @@ class Agent:
         client = self._watch_client = MasterClient(
             self._address,
             timeout_seconds=float("inf"),
-            # The exit of an embedded master is reported by `_MasterExited` already.
-            on_wait=None if self._embedded else lambda _, error: self._events.put(_MasterAway(error)),
+            # The exit of an embedded master is reported by `MasterExited` already.
+            on_wait=None if self._embedded else lambda _, error: self._events.put(MasterAway(error)),
         )
 
         def watch() -> None:
             try:
                 for job in client.watch_job(self._settings.job):
-                    self._events.put(_JobNews(job))
+                    self._events.put(JobNews(job))
             except ElastaneError as error:
-                self._events.put(_JobLost(error))
+                self._events.put(JobLost(error))
 
         threading.Thread(target=watch, name="watch job", daemon=True).start()
 
@@ -339,7 +282,7 @@ class Agent:
 
     def _watch_notices(self) -> None:
         self._notices.start(
-            lambda notice: self._events.put(_Noticed(notice)),
+            lambda notice: self._events.put(Noticed(notice)),
             lambda text: self._output.say(text, "warning", "spot_notices_unreadable"),
         )
 
@@ -351,7 +294,7 @@ class Agent:
             hosts.script,
             interval_seconds=hosts.interval_seconds,
             timeout_seconds=hosts.timeout_seconds,
-            on_hosts=lambda found: self._events.put(_HostsFound(found)),
+            on_hosts=lambda found: self._events.put(HostsFound(found)),
             on_trouble=lambda text: self._output.say(text, "warning", "discovery_failed"),
         )
         self._discovery.start()
@@ -382,34 +325,34 @@ class Agent:
         self._perform(self._policy.tick(now))
         self._perform(self._ps.tick())
 
-    def _handle(self, now: float, event: _Event) -> list[Action]:
+    def _handle(self, now: float, event: AgentEvent) -> list[Action]:
         match event:
-            case _WorkerExited(worker, status):
+            case WorkerExited(worker, status):
                 return self._worker_exited(now, worker, status)
-            case _WarmExited(name, status):
+            case WarmExited(name, status):
                 worker = self._warm.exited(name, status)
                 return self._worker_exited(now, worker, status) if worker else []
-            case _JobNews(job):
+            case JobNews(job):
                 self._absence.over()
                 self._job = job
                 view = self._view_of(job)
                 actions = [*self._policy.job_changed(now, view), *self._attending(now, view)]
                 self._preload(view, actions)
                 return actions
-            case _PsExited(ps, status):
+            case PsExited(ps, status):
                 return self._ps_exited(now, ps, status)
-            case _Signalled(number):
+            case Signalled(number):
                 return self._signalled(now, number)
-            case _Noticed(notice):
+            case Noticed(notice):
                 return self._noticed(now, notice)
-            case _HostsFound(hosts):
+            case HostsFound(hosts):
                 return self._hosts_found(now, hosts)
-            case _MasterAway(error):
+            case MasterAway(error):
                 self._absence.while_running(now, self._address, error)
                 return []
-            case _MasterExited(status):
+            case MasterExited(status):
                 return self._master_died(now, f"the embedded master {status}")
-            case _JobLost(error):
+            case JobLost(error):
                 if isinstance(error, ClientClosedError):
                     return []
                 return self._fatal(now, CODE_REFUSED, f"the job is lost: {error}")
@@ -537,7 +480,7 @@ class Agent:
                 command,
                 environment=environment,
                 on_line=self._lines.line,
-                on_exit=lambda _, status: self._events.put(_WorkerExited(worker, status)),
+                on_exit=lambda _, status: self._events.put(WorkerExited(worker, status)),
             )
             child.start()
         self._workers[worker] = child
@@ -690,11 +633,11 @@ class Agent:
         deadline = time.monotonic() + _LINGER_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                if isinstance(self._events.get(timeout=left), _Signalled):
+                if isinstance(self._events.get(timeout=left), Signalled):
                     return
 
     def _stop_signal(self, number: int, frame: FrameType | None) -> None:
         # During the start the main thread may block in the client, where it would not see an event.
         if self._starting:
             raise _StoppedEarlyError(number)
-        self._events.put(_Signalled(number))
+        self._events.put(Signalled(number))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from dataclasses import replace
 from typing import Final
 
 from elastane_agent.supervisor.log_files import LogFiles
@@ -61,8 +62,8 @@ class WorkerOutput:
     def exited(self, source: str, status: ExitStatus, *, expected: bool) -> None:
         """Report how a process ended, at once. expected: as it was asked to."""
         with self._changed:
-            how, why = str(status), status.out_of_memory
-            self._lines.exited(source, status.returncode, how, why, expected=expected)
+            how = str(replace(status, out_of_memory=""))
+            self._lines.exited(source, status.returncode, how, status.out_of_memory, expected=expected)
             self._urgent = True
             self._changed.notify()
 

@@ -60,7 +60,7 @@ class JobLog:
             typer.echo(f"[{counted(part['left_out'], 'line')} of {part['worker']} left out here]", err=True)
         else:
             self._stream.flush()
-            why = f" ({part['out_of_memory']})" if "out_of_memory" in part else ""
+            why = f", out of memory ({part['out_of_memory']})" if "out_of_memory" in part else ""
             typer.echo(harmless(f"[{part['worker']}: {part['how']}{why}]"), err=True)
 
 

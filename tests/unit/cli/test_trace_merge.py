@@ -31,7 +31,7 @@ def test_clocks_are_aligned_at_the_steps_that_both_have_applied() -> None:
 
 
 def test_one_clock_is_left_alone() -> None:
-    assert offsets([trace("w0", 0, 1, 0.0), trace("w1", 1, 2, 0.0, 5.0, -4.0)]) == [0.0, 0.0]
+    assert offsets([trace("w0", 0, 1, 0.0), trace("w1", 1, 2, 0.0, 5.0, -4.0, 6.0)]) == [0.0, 0.0]
 
 
 def test_workers_without_a_common_step_keep_their_times() -> None:

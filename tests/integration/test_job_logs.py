@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 import patience
 from elastane_cli.commands.main import build_app
 from elastane_common.client import MasterClient
+from elastane_common.errors import EXIT_REFUSED
 from elastane_proto.history import events as history
 from elastane_proto.history_wire import event_of
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, log_pb2, log_pb2_grpc
@@ -85,6 +86,18 @@ async def test_a_reader_follows_until_the_job_is_over_and_all_have_ended(tmp_pat
         assert (await read(reader)).exit.how == "done"
         assert await patience.wait_for(reader.read(), 20) is grpc.aio.EOF
         assert await output(channel, "w0", after=token) == ["last"]
+
+
+async def test_workers_that_an_ended_job_sent_away_are_no_news(tmp_path: Path) -> None:
+    async with job(tmp_path) as (master, channel):
+        refused = log_pb2.WorkerExit(number=1, returncode=EXIT_REFUSED, how="was refused")
+        await report(channel, "w0", 0, "a", ended=refused)
+        await job_pb2_grpc.JobServiceStub(channel).Cancel(job_pb2.JobServiceCancelRequest(name="j"))
+        await report(channel, "w1", 0, "b", ended=refused)
+        await report(channel, "w2", 0, "c", ended=KILLED)
+        with MasterClient(master.address) as client:
+            events = await asyncio.to_thread(lambda: list(client.events("j")))
+        assert [event.worker_id for event in events if event.kind == "worker_exited"] == ["w0", "w2"]
 
 
 async def test_a_master_that_was_restarted_tells_agents_that_it_has_no_lines(tmp_path: Path) -> None:

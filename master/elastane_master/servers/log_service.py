@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Final
 
+from elastane_common.errors import EXIT_REFUSED
 from elastane_common.last_lines import LINE_BYTES_MAX, cut_line
 from elastane_master.decisions.events import ExitReported, Rejection
 from elastane_master.decisions.state import OVER
@@ -54,7 +55,9 @@ class LogServicer:
     async def _ended(self, server: JobServer, worker: str, told: log_pb2.WorkerExit) -> None:
         how, why = shown(told.how, _TEXT_MAX), shown(told.out_of_memory, _TEXT_MAX)
         is_new = server.outputs.exited(worker, told.number, told.returncode, how, why, expected=told.expected)
-        if is_new and not told.expected:
+        # Workers of a failed job are sent away with this code, which says nothing about them.
+        sent_away = server.machine.state.phase in OVER and told.returncode == EXIT_REFUSED
+        if is_new and not told.expected and not sent_away:
             await server.submit(ExitReported(worker, how, why, _last_words(server, worker)))
 
     async def Read(

@@ -275,8 +275,9 @@ NOTES = {
     "workers on two cores let them vary by 0.2 s, and that is what stands here; no step is lost",
     NEWCOMER: "a small model: 20 ms to form the group, 14 ms to open the channel, 13 ms a step; torchft's "
     "newcomer takes part without the ring being made anew",
-    STALL_OF_JOIN: "the others stand still while the state travels, for the newcomer takes part in the very "
-    "next step, with the bits of the fixed run; torchft's go on meanwhile, and its newcomer adds zeros",
+    STALL_OF_JOIN: "a small model's state travels while the others stand still; with a large one the "
+    "newcomer follows their steps first, and they wait until the last of them is made there, too; torchft's "
+    "newcomer adds zeros",
     AWAY: "the restart of the master's process (about 0.5 s) and the workers' next look for it",
 }
 

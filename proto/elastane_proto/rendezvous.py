@@ -18,6 +18,11 @@ def group_of(generation: int) -> str:
     return str(generation)
 
 
+def follow_group(generation: int, step: int) -> str:
+    """Name of the group of a newcomer that follows a generation from `step` on, and its source."""
+    return f"{generation}-follow-{step}"
+
+
 def group_secret(key: bytes, group: str) -> bytes:
     """Derive the secret of one group from a store's key; empty without a key."""
     return hmac.digest(key, group.encode(), "sha256") if key else b""

@@ -12,6 +12,7 @@ from sim import unlike
 from sim.callers import Operator
 from sim.checkers import KEYS, Checkers
 from sim.closings import Closings
+from sim.following import Link
 from sim.group import Group
 from sim.master_model import MasterModel
 from sim.network import Network
@@ -102,6 +103,7 @@ class Cluster:
     profile: Profile = EVEN
     seed: int = 0
     groups: dict[GroupKey, Group] = field(default_factory=dict)
+    links: dict[bytes, Link] = field(default_factory=dict)
     masters: list[MasterModel] = field(default_factory=list)
     workers: dict[str, WorkerModel] = field(default_factory=dict)
     buried: list[WorkerModel] = field(default_factory=list)
@@ -191,6 +193,7 @@ class Cluster:
             self.checkers,
             self.script,
             self.groups,
+            self.links,
             self.serving,
             name,
             self.started,

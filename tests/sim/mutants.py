@@ -15,6 +15,8 @@ SEEDS_MAX = 1000
 
 DECISIONS = "elastane_master.decisions"
 PIPELINES = "sim.pipelines"
+FOLLOWING = "sim.following"
+FEED = "elastane.runtime.feed_book"
 MUTANTS = (
     Mutant(
         "members of a pipeline are not told to apply what is prepared",
@@ -490,6 +492,29 @@ MUTANTS = (
         "elastane_master.jobs.finished_jobs",
         "if unused_seconds is not None and not server.is_unused(unused_seconds):",
         "if False:",
+    ),
+    Mutant(
+        "a newcomer that follows joins a step behind",
+        FEED,
+        "        self.end_step = step\n        return True",
+        "        self.end_step = step\n        self.waiting and self.waiting.pop()\n        return True",
+        (("if calls != self.calls or step < self.step:", "if False:"),),
+        drawn_by=FOLLOWING,
+    ),
+    Mutant(
+        "the state is changed while it is copied for a newcomer",
+        FEED,
+        "return not self.reading or bool(self.failure)",
+        "return True",
+        drawn_by=FOLLOWING,
+    ),
+    Mutant(
+        "a newcomer's copy is believed whatever its digest",
+        f"{DECISIONS}.following",
+        "if len(set(following.digests.values())) == 1:",
+        "if True:",
+        drawn_by=FOLLOWING,
+        fits=lambda drawn: drawn == "differ",
     ),
     # It may then apply the step that was prepared in its old ring. If history begins anew meanwhile, what its
     # Hello claimed is rejected, and its Ready names a later step.

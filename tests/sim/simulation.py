@@ -22,7 +22,7 @@ import elastane_master.store.log
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import job_pb2
-from sim import pipelines, scaling
+from sim import following, pipelines, scaling
 from sim.callers import EPOCHS, JOB, TASKS, Caller, Registrar, TaskClient
 from sim.checkers import KEYS, Checkers
 from sim.closings import CLOSING, CLOSING_FAULT
@@ -121,6 +121,9 @@ class _Run:
         self.cuts = cuts
         script, self.settings = _draw(rng)
         self.script = replace(script, receive_seconds=profile.receive_seconds, pipeline=self.pipeline)
+        if cuts is None and self.pipeline is None:
+            drawn = following.draw(seed)
+            self.script = replace(self.script, follows=bool(drawn), writes_outside=drawn == "differ")
         self.policies = draw_policies(seed)
         self.policies.apply(self.settings)
         if cuts is None:

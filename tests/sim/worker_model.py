@@ -53,6 +53,7 @@ from elastane_common.stream_session import Connect, Started, StreamEnded, Stream
 from elastane_proto.v1 import pipeline_pb2, ring_pb2
 from sim import pipelines
 from sim.checkers import Checkers
+from sim.following import FollowingModel, Link
 from sim.group import Group
 from sim.master_model import HEALTH, MasterModel
 from sim.network import Ended, Network, Stream, call, unavailable
@@ -84,7 +85,11 @@ PROBE_TIMEOUT_SECONDS = 1.0
 
 @dataclass
 class Script:
-    """The training script that all workers run. receive_seconds: how long its state takes to receive."""
+    """The training script that all workers run.
+
+    receive_seconds: how long its state takes to receive. follows: newcomers follow the ring. writes_outside:
+    its optimizer has state of which nothing is known.
+    """
 
     ests: int
     steps_per_epoch: int
@@ -93,6 +98,8 @@ class Script:
     user_seconds: float
     receive_seconds: tuple[float, float] = (0.002, 0.05)
     pipeline: Pipeline | None = None
+    follows: bool = False
+    writes_outside: bool = False
 
     @property
     def steps(self) -> int:
@@ -147,6 +154,7 @@ class WorkerModel:
         checkers: Checkers,
         script: Script,
         groups: dict[GroupKey, Group],
+        links: dict[bytes, Link],
         masters: Callable[[], list[MasterModel]],
         name: str,
         pid: int,
@@ -172,6 +180,7 @@ class WorkerModel:
         self.group: Group | None = None
         #: The group that it forms before its Go.
         self.early: Group | None = None
+        self.following = FollowingModel(self, links)
         self.broken_group: Group | None = None
         self.cancelled = False
         # Of a pipeline each worker makes the initial values of its own units, and all of them the same.
@@ -237,6 +246,7 @@ class WorkerModel:
                 self.stream.open_up = False
             else:
                 self.stream.reset()
+        self.following.leave()
         self._leave_group()
 
     def leave(self) -> None:
@@ -367,6 +377,7 @@ class WorkerModel:
             rendezvous_key=self.name.encode(),
             version="1",
             process_clock="clock of host",
+            follows=self.script.follows,
         )
         hello.process_started.FromNanoseconds(round(self.started_at * 1e9))
         stream.write(ring_pb2.AttendRequest(hello=hello).SerializeToString())
@@ -409,6 +420,7 @@ class WorkerModel:
         if outcome.abort and message.HasField("prepare") and message.prepare.generation == in_ring:
             self.world.fail("one ring", f"{self.name} leaves ring {in_ring} because of its own Prepare")
         self._send(*outcome.send)
+        self.following.stops = self.following.stops or outcome.stop_following
         if outcome.abort:
             self._abort()
         if outcome.form is not None:
@@ -418,7 +430,8 @@ class WorkerModel:
         self.notify()
 
     async def _evicted(self) -> None:
-        self.protocol.evict()
+        outcome = self.protocol.evict()
+        self.following.stops = self.following.stops or outcome.stop_following
         self._abort()
         self.notify()
         while not await self.wait_for(self._may_rejoin, HANG_SECONDS):
@@ -514,7 +527,21 @@ class WorkerModel:
     def interval_report(self, generation: int, step: int) -> ring_pb2.IntervalReport:
         return self.interval.report(generation, step)
 
-    async def next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
+    def begin_following(self) -> ring_pb2.Follow | None:
+        self.following.stops = False
+        return self.protocol.begin_following()
+
+    async def follow(self, message: ring_pb2.Follow) -> int:
+        return await self.following.follow(message)
+
+    def feed(self, step: int) -> None:
+        self.following.feed(step)
+
+    async def pause(self, seconds: tuple[float, ...]) -> None:
+        """Let some time pass, one of these."""
+        await asyncio.sleep(self.world.rng.choice(seconds))
+
+    async def next_request(self) -> ring_pb2.Load | ring_pb2.Go | ring_pb2.Follow | None:
         protocol = self.protocol
         self._at_boundary = True
         self.notify()
@@ -524,7 +551,7 @@ class WorkerModel:
             raise ScriptEnds(ring_pb2.BYE_REASON_FINISHED)
         if protocol.done is not None or protocol.drain is not None:
             raise ScriptEnds(ring_pb2.BYE_REASON_DRAINED)
-        return protocol.load or protocol.go
+        return protocol.load or protocol.go or protocol.follow
 
     def begin_replace(self, generation: int) -> bool:
         begins = self.protocol.begin_replace(generation)
@@ -726,6 +753,7 @@ class WorkerModel:
                 await self._run_last_backward(turn)
             if await self.body.begin_apply(turn):
                 await asyncio.sleep(self.world.rng.choice((0.0, 0.001, 0.02)))
+                await self.following.before_step(turn.step, self.gradients)
                 self._apply(turn.step)
         await self.body.end()
 

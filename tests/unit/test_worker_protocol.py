@@ -533,3 +533,55 @@ def test_a_group_that_has_formed_early_is_used_for_its_own_ring_only() -> None:
     assert protocol.prepared(ring_pb2.Prepared(generation=1, step=0, then_prepare=again)).form == again
     protocol.evict()
     assert not protocol.is_formed_early(go_of(again))
+
+
+def followed(generation: int = 4) -> WorkerProtocol:
+    """A newcomer that follows the ring of this generation."""
+    protocol = WorkerProtocol()
+    protocol.prepare(ring_pb2.Prepare(generation=generation))
+    protocol.follow_requested(ring_pb2.Follow(generation=generation, step=7, history_generation=2))
+    assert protocol.must_act and protocol.begin_following() is not None
+    return protocol
+
+
+def test_a_newcomer_that_follows_is_ready_when_it_has_followed_to_the_end() -> None:
+    protocol = followed()
+    outcome = protocol.prepare(ring_pb2.Prepare(generation=5, followed=True))
+    assert kinds(outcome) == [] and not outcome.stop_following
+    (ready,) = (message.ready for message in protocol.end_following(9).send)
+    assert (ready.generation, ready.applied_step, ready.holds_state) == (5, 9, True)
+
+
+def test_a_newcomer_whose_ring_changes_otherwise_stops_and_holds_nothing() -> None:
+    protocol = followed()
+    assert protocol.prepare(ring_pb2.Prepare(generation=5)).stop_following
+    outcome = protocol.end_following(None, "the ring changed")
+    assert kinds(outcome) == ["follow_report", "ready"]
+    assert outcome.send[0].follow_report.error == "the ring changed"
+    assert not outcome.send[1].ready.holds_state
+
+
+def test_what_a_newcomer_has_followed_is_not_claimed_in_a_hello_before_a_go() -> None:
+    protocol = followed()
+    protocol.end_following(9)
+    assert not protocol.hello().holds_state
+    protocol.prepare(ring_pb2.Prepare(generation=5))
+    protocol.go_ahead(ring_pb2.Go(generation=5, resume_step=9, history_generation=2))
+    assert protocol.hello().holds_state
+
+
+def test_a_follow_is_forgotten_with_the_ring_it_names() -> None:
+    protocol = WorkerProtocol()
+    protocol.follow_requested(ring_pb2.Follow(generation=4))
+    protocol.prepare(ring_pb2.Prepare(generation=5))
+    assert protocol.begin_following() is None and not protocol.must_act
+    protocol.follow_requested(ring_pb2.Follow(generation=4))
+    assert not protocol.must_act
+
+
+def test_who_is_sent_away_stops_to_follow() -> None:
+    for name in ("drain", "done"):
+        message = ring_pb2.AttendResponse()
+        getattr(message, name).SetInParent()
+        assert followed().receive(message).stop_following
+    assert followed().evict().stop_following

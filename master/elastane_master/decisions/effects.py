@@ -41,7 +41,7 @@ class Welcome(Message, frozen=True, tag=True):
 
 class Prepare(Message, frozen=True, tag=True):
     """prepared_until: members of a pipeline apply reported steps before this one first. rendezvous_key: as in
-    Go, if the members may form their group before it.
+    Go, if the members may form their group before it. followed: to a newcomer that is level.
     """
 
     generation: int
@@ -49,6 +49,7 @@ class Prepare(Message, frozen=True, tag=True):
     reason: str
     prepared_until: int | None = None
     rendezvous_key: bytes = b""
+    followed: bool = False
 
 
 class Doubt(msgspec.Struct, frozen=True):
@@ -64,6 +65,23 @@ class CheckOrder(msgspec.Struct, frozen=True):
     step: int
     rank: int
     parts: Parts | None
+
+
+class Follow(Message, frozen=True, tag=True):
+    """To a newcomer and its source.
+
+    ests: those that it will host. rendezvous_key: of its store, where the two meet.
+    """
+
+    generation: int
+    step: int
+    newcomer: str
+    source: str
+    store_address: str
+    history_generation: int
+    ready_order: tuple[int, ...]
+    ests: int
+    rendezvous_key: bytes = b""
 
 
 class Load(Message, frozen=True, tag=True):
@@ -154,6 +172,7 @@ class Prepared(Message, frozen=True, tag=True):
     then_prepare: Prepare | None = None
     then_checkpoint: Checkpoint | None = None
     check: CheckOrder | None = None  # of the next step
+    follow: Follow | None = None
 
 
 class Drain(Message, frozen=True, tag=True):
@@ -190,6 +209,7 @@ WorkerMessage = (
     | Load
     | Go
     | Prepared
+    | Follow
     | IntervalDecided
     | Checkpoint
     | Drain

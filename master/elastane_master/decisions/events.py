@@ -113,7 +113,8 @@ class WorkerJoined(Event, frozen=True, tag=True):
 
     history_generation: the history that its weights belong to (held_state.py); 0: not known. process,
     process_started_seconds, process_clock: identify the process among those of its worker id, and their order
-    (processes.py). memory_bytes: of a pipeline: memory limit of its stage; 0: not known.
+    (processes.py). memory_bytes: of a pipeline: memory limit of its stage; 0: not known. follows: it can
+    follow a ring, and be followed (following.py).
     """
 
     worker: str
@@ -133,6 +134,7 @@ class WorkerJoined(Event, frozen=True, tag=True):
     process_started_seconds: float = 0.0
     process_clock: str = ""
     memory_bytes: int = 0
+    follows: bool = False
 
 
 class StreamLost(Event, frozen=True, tag=True):
@@ -230,6 +232,17 @@ class CheckReported(Event, frozen=True, tag=True):
     step: int
     rank: int
     digest: str
+
+
+class FollowReported(Event, frozen=True, tag=True):
+    """How far a newcomer that follows the ring is, or its source. error: why it has given up, if it has."""
+
+    worker: str
+    session: str
+    generation: int
+    step: int
+    digest: int = 0
+    error: str = ""
 
 
 class IntervalReported(Event, frozen=True, tag=True):
@@ -472,6 +485,7 @@ AnyEvent = (
     | AppliedReported
     | IntervalReported
     | CheckReported
+    | FollowReported
     | RingBrokenReported
     | SavedReported
     | LeavingReported

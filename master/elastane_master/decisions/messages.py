@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, fingerprints, forgotten, sentinel
+from elastane_master.decisions import checkpoints, fingerprints, following, forgotten, sentinel
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Go, IntervalDecided, Load, Member, Prepare, Prepared
 from elastane_master.decisions.ring_state import Stage
@@ -22,6 +22,7 @@ def prepare(state: JobState, worker: str) -> Prepare:
         state.steps.current if applies else None,
         # Other changes are often superseded: a death may be the first of several.
         _rendezvous_key(state) if ring.planned and members else b"",
+        ring.planned and bool(members) and following.is_level(state, worker),
     )
 
 
@@ -81,6 +82,7 @@ def prepared(state: JobState, worker: str) -> Prepared:
         prepare(state, worker) if changing else None,
         None if changing else checkpoints.message_for(state, worker, steps.prepared + 1),
         None if changing else sentinel.order_for(state, ring.member(worker), steps.prepared + 1),
+        None if changing else following.for_source(state, worker, steps.prepared + 1),
     )
 
 

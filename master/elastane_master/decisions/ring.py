@@ -17,6 +17,7 @@ from elastane_master.decisions import (
     checkpoints,
     cost,
     fingerprints,
+    following,
     forgotten,
     held_state,
     life,
@@ -148,7 +149,8 @@ def ready(ctx: DecisionContext, event: ReadyReported) -> None:
     ctx.touch()
     record.ready_generation, record.unanswered_since = event.generation, None
     if ring.stage is Stage.PREPARING or ring.member(event.worker) is None:
-        held_state.believe_ready(state, record, event.applied_step, event.holds_state, event.units)
+        holds_state = event.holds_state and following.is_believed(state, record)
+        held_state.believe_ready(state, record, event.applied_step, holds_state, event.units)
     proceed(ctx)
     dismiss(ctx)
 
@@ -345,6 +347,7 @@ def _go(ctx: DecisionContext, resume_step: int, loaded: str | None = None) -> No
             record.holds_state, record.units = False, ()
     at_step = [held_state.usable_step(state, record) == resume_step for record in records]
     ring.run(resume_step, at_step, ctx.now)
+    following.ring_goes(state)
     pipelines.ring_goes(ctx, resume_step, loaded)
     for record in records:
         if record.trainer_at is None:

@@ -391,6 +391,7 @@ def _add(ctx: DecisionContext, event: WorkerJoined) -> None:
         capacity=event.capacity,
         rendezvous_key=event.rendezvous_key,
         memory_bytes=unit_seconds.memory_believed(event.memory_bytes),
+        follows=event.follows,
     )
     cost.joined(state, state.workers[event.worker], ctx.now)
     ctx.send(event.worker, Welcome(state.ring.generation, False, _reports_from(state, event)))

@@ -48,7 +48,7 @@ class WorkerRecord(msgspec.Struct):
     pipeline: units: held after applied_step steps, with holds_state (unit_holders.py); speed: of its device,
     0.0: not known; memory_bytes: limit of its stage, 0: not known; units_at: when these last changed
     (unit_seconds.py); links: bandwidth from other workers as last reported, in bytes per second; links_at:
-    time of that report (link_speeds.py).
+    time of that report (link_speeds.py). follows: it can follow a ring, or be followed (following.py).
     """
 
     worker: str
@@ -90,6 +90,7 @@ class WorkerRecord(msgspec.Struct):
     units_at: float = 0.0
     links: dict[str, float] = {}
     links_at: float = 0.0
+    follows: bool = False
 
     def asked(self, now: float) -> None:
         """Note a Prepare; further ones do not extend the time for an answer."""
@@ -164,6 +165,22 @@ class CheckpointBook(msgspec.Struct):
     rejected: tuple[str, ...] = ()
     saved_step: int = -1
     not_before: float = 0.0
+
+
+class Following(msgspec.Struct):
+    """A newcomer that follows the ring of `generation` from `step` on, by what `source` sends (following.py).
+
+    session: of the newcomer. digests: step and digest by worker, as reported; proven: they are equal.
+    """
+
+    newcomer: str
+    session: str
+    source: str
+    generation: int
+    step: int
+    since: float
+    digests: dict[str, tuple[int, int]] = {}
+    proven: bool = False
 
 
 class Check(msgspec.Struct):
@@ -351,7 +368,8 @@ class JobState(msgspec.Struct):
     wait_until: when the present ones are released (waiting.py). sentinel: see sentinel.py. balance:
     see balance.py. stragglers: see stragglers.py. processes: of each worker id, in the order they came;
     process_starts: start of the newest of them as (clock, seconds), if reported (processes.py).
-    pipeline: of a pipeline job. slots: of a model at parameter servers.
+    pipeline: of a pipeline job. slots: of a model at parameter servers. following: the newcomer that follows
+    the ring.
     """
 
     name: str
@@ -396,6 +414,7 @@ class JobState(msgspec.Struct):
     scaling: ScalingBook = msgspec.field(default_factory=ScalingBook)
     pipeline: PipelineBook = msgspec.field(default_factory=PipelineBook)
     slots: SlotBook = msgspec.field(default_factory=SlotBook)
+    following: Following | None = None
 
     @property
     def unit_count(self) -> int:

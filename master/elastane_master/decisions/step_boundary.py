@@ -15,6 +15,7 @@ from elastane_master.decisions import (
     cost,
     endings,
     fingerprints,
+    following,
     forgotten,
     held_state,
     life,
@@ -206,7 +207,7 @@ def _change_planned(ctx: DecisionContext) -> bool:
     balance.judge(state)
     stragglers.judge(state)
     choice = None if stays else _wanted(ctx)
-    if choice is None:
+    if choice is None or following.postpones(ctx, choice):
         if reason := checkpoints.due_reason(state, book.current):
             checkpoints.begin(ctx, book.current, reason)
         return False

@@ -31,7 +31,7 @@ from elastane_master.servers.translate import (
 from elastane_proto import contexts, versions
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.message_codec import Codec, Field, InvalidFieldError, enum_words
-from elastane_proto.rendezvous import KEY_BYTES, group_of, group_secret
+from elastane_proto.rendezvous import KEY_BYTES, follow_group, group_of, group_secret
 from elastane_proto.v1 import common_pb2, ring_pb2
 from elastane_scheduler.autoscaling.stragglers import Report, Usual
 
@@ -154,6 +154,7 @@ _EVENTS = Codec(
         },
         events.IntervalReported: {"changes": Field(read=_changes), "uncertain": SHOWN, "fault": SHOWN},
         events.CheckReported: {"digest": Field(read=_digest)},
+        events.FollowReported: {"error": SHOWN},
         events.RingBrokenReported: {"error": SHOWN},
         events.SavedReported: {"error": SHOWN},
         events.LeavingReported: {"reason": SHOWN},
@@ -188,6 +189,7 @@ _REPORTS = _readers(
     step_report=events.StepReported,
     interval_report=events.IntervalReported,
     check_report=events.CheckReported,
+    follow_report=events.FollowReported,
     ring_broken=events.RingBrokenReported,
     saved=events.SavedReported,
     leaving=events.LeavingReported,
@@ -274,11 +276,17 @@ def _put_secret(message: ring_pb2.Go | ring_pb2.Prepare, told: effects.Go | effe
     message.rendezvous_secret = group_secret(told.rendezvous_key, group_of(told.generation))
 
 
+def _put_follow_secret(message: ring_pb2.Follow, told: effects.Follow) -> None:
+    group = follow_group(told.generation, told.step)
+    message.rendezvous_secret = group_secret(told.rendezvous_key, group)
+
+
 _MESSAGES = Codec(
     NAMES,
     {
         effects.Member: {"start": "ests.start", "end": "ests.end"},
         effects.Prepare: {"rendezvous_key": Field(put=_put_secret)},
+        effects.Follow: {"rendezvous_key": Field(put=_put_follow_secret)},
         effects.Go: {
             "contexts": Field(put=lambda message, go: _put_contexts(message, go.resume_step, go.contexts)),
             "rendezvous_key": Field(put=_put_secret),
@@ -299,6 +307,7 @@ _FIELDS: dict[type[effects.Message], str] = {
     effects.Load: "load",
     effects.Go: "go",
     effects.Prepared: "prepared",
+    effects.Follow: "follow",
     effects.IntervalDecided: "interval_decided",
     effects.Checkpoint: "checkpoint",
     effects.Drain: "drain",

@@ -79,7 +79,7 @@ class ScriptSignature(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., dataset_size: _Optional[int] = ..., batch_size: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., pipeline: _Optional[_Union[_pipeline_pb2.PipelineModel, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "worker_id", "role", "signature", "host", "pid", "store_address", "generation", "applied_step", "holds_state", "version", "capacity", "history_generation", "rendezvous_key", "process", "process_started", "process_clock", "memory_bytes")
+    __slots__ = ("job", "worker_id", "role", "signature", "host", "pid", "store_address", "generation", "applied_step", "holds_state", "version", "capacity", "history_generation", "rendezvous_key", "process", "process_started", "process_clock", "memory_bytes", "follows")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class Hello(_message.Message):
     PROCESS_STARTED_FIELD_NUMBER: _ClassVar[int]
     PROCESS_CLOCK_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     role: WorkerRole
@@ -116,7 +117,8 @@ class Hello(_message.Message):
     process_started: _duration_pb2.Duration
     process_clock: str
     memory_bytes: int
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ..., rendezvous_key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    follows: bool
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ..., rendezvous_key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., follows: _Optional[bool] = ...) -> None: ...
 
 class WorkerFigures(_message.Message):
     __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received", "device_type", "ring_workers", "est_seconds", "est_seconds_spread", "est_steps", "ring_step_seconds", "ring_steps", "ests_max", "est_rates", "est_rate_steps", "usual_steps", "usual_ests_seconds", "usual_data_wait_seconds", "usual_all_reduce_wait_seconds", "usual_between_seconds", "first_unit", "unit_forward_seconds", "unit_backward_seconds", "memory_bytes", "link_workers", "link_bytes_per_second", "blocks_step", "blocks_began", "block_seconds", "forward_overhead_seconds", "backward_overhead_seconds", "cpu_seconds", "resident_bytes", "gpu_use", "gpu_bytes")
@@ -433,8 +435,20 @@ class CheckReport(_message.Message):
     digest: bytes
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., virtual_rank: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
+class FollowReport(_message.Message):
+    __slots__ = ("generation", "step", "digest", "error")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    digest: int
+    error: str
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., digest: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
 class AttendRequest(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ready", "loaded", "step_report", "ring_broken", "saved", "leaving", "bye", "interval_report", "comparison", "check_report")
+    __slots__ = ("hello", "heartbeat", "ready", "loaded", "step_report", "ring_broken", "saved", "leaving", "bye", "interval_report", "comparison", "check_report", "follow_report")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -447,6 +461,7 @@ class AttendRequest(_message.Message):
     INTERVAL_REPORT_FIELD_NUMBER: _ClassVar[int]
     COMPARISON_FIELD_NUMBER: _ClassVar[int]
     CHECK_REPORT_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_REPORT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     ready: Ready
@@ -459,7 +474,8 @@ class AttendRequest(_message.Message):
     interval_report: IntervalReport
     comparison: Comparison
     check_report: CheckReport
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., interval_report: _Optional[_Union[IntervalReport, _Mapping]] = ..., comparison: _Optional[_Union[Comparison, _Mapping]] = ..., check_report: _Optional[_Union[CheckReport, _Mapping]] = ...) -> None: ...
+    follow_report: FollowReport
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., interval_report: _Optional[_Union[IntervalReport, _Mapping]] = ..., comparison: _Optional[_Union[Comparison, _Mapping]] = ..., check_report: _Optional[_Union[CheckReport, _Mapping]] = ..., follow_report: _Optional[_Union[FollowReport, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("generation", "resumed", "ests", "seed", "checkpoint_url", "checkpoint_keep", "heartbeat_interval", "audit_samples", "version", "reports_from")
@@ -496,20 +512,44 @@ class Member(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., ests: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., store_address: _Optional[str] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("generation", "members", "reason", "traceparent", "prepared_until", "rendezvous_secret")
+    __slots__ = ("generation", "members", "reason", "traceparent", "prepared_until", "followed", "rendezvous_secret")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PREPARED_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_SECRET_FIELD_NUMBER: _ClassVar[int]
     generation: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     reason: str
     traceparent: str
     prepared_until: int
+    followed: bool
     rendezvous_secret: bytes
-    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ..., traceparent: _Optional[str] = ..., prepared_until: _Optional[int] = ..., rendezvous_secret: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ..., traceparent: _Optional[str] = ..., prepared_until: _Optional[int] = ..., followed: _Optional[bool] = ..., rendezvous_secret: _Optional[bytes] = ...) -> None: ...
+
+class Follow(_message.Message):
+    __slots__ = ("generation", "step", "newcomer", "source", "store_address", "history_generation", "extra", "ests", "rendezvous_secret")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NEWCOMER_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    ESTS_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_SECRET_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    newcomer: str
+    source: str
+    store_address: str
+    history_generation: int
+    extra: _common_pb2.ExtraState
+    ests: int
+    rendezvous_secret: bytes
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., newcomer: _Optional[str] = ..., source: _Optional[str] = ..., store_address: _Optional[str] = ..., history_generation: _Optional[int] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., ests: _Optional[int] = ..., rendezvous_secret: _Optional[bytes] = ...) -> None: ...
 
 class Doubt(_message.Message):
     __slots__ = ("step_max", "generation_max")
@@ -586,20 +626,22 @@ class IntervalDecided(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[PartChange, _Mapping]]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("generation", "step", "extra", "then_prepare", "then_checkpoint", "check")
+    __slots__ = ("generation", "step", "extra", "then_prepare", "then_checkpoint", "check", "follow")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
     THEN_PREPARE_FIELD_NUMBER: _ClassVar[int]
     THEN_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     extra: _common_pb2.ExtraState
     then_prepare: Prepare
     then_checkpoint: Checkpoint
     check: Check
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., then_prepare: _Optional[_Union[Prepare, _Mapping]] = ..., then_checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ...) -> None: ...
+    follow: Follow
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., then_prepare: _Optional[_Union[Prepare, _Mapping]] = ..., then_checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("reason",)
@@ -670,7 +712,7 @@ class CaptureOrder(_message.Message):
     def __init__(self, capture: _Optional[str] = ..., first_step: _Optional[int] = ..., trace_steps: _Optional[int] = ..., end: _Optional[bool] = ...) -> None: ...
 
 class AttendResponse(_message.Message):
-    __slots__ = ("welcome", "prepare", "load", "go", "prepared", "drain", "checkpoint", "done", "interval_decided", "compare", "capture")
+    __slots__ = ("welcome", "prepare", "load", "go", "prepared", "drain", "checkpoint", "done", "interval_decided", "compare", "capture", "follow")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -682,6 +724,7 @@ class AttendResponse(_message.Message):
     INTERVAL_DECIDED_FIELD_NUMBER: _ClassVar[int]
     COMPARE_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     prepare: Prepare
     load: Load
@@ -693,7 +736,8 @@ class AttendResponse(_message.Message):
     interval_decided: IntervalDecided
     compare: Compare
     capture: CaptureOrder
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., interval_decided: _Optional[_Union[IntervalDecided, _Mapping]] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., capture: _Optional[_Union[CaptureOrder, _Mapping]] = ...) -> None: ...
+    follow: Follow
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., interval_decided: _Optional[_Union[IntervalDecided, _Mapping]] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., capture: _Optional[_Union[CaptureOrder, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("sequence", "time", "kind", "worker_id", "reason", "generation", "step", "facts", "job_created", "job_repaired", "job_waiting", "job_running", "job_suspended", "job_max_wait_exceeded", "job_succeeded", "job_failed", "job_cancelled", "job_resumed", "suspension_called_off", "suspension_given_up", "steps_unsaved", "ended_early", "job_cost", "prices_changed", "master_started", "master_recovered", "worker_joined", "worker_returned", "worker_standby", "worker_lost", "worker_evicted", "worker_left", "worker_draining", "worker_quarantined", "worker_barred", "worker_released", "notice_over", "notice_over_unsaved", "ring_announced", "ring_scaled", "ring_formed", "checkpoint_loaded", "history_rewound", "store_behind", "history_restored", "history_forgotten", "interval_lost", "state_differs", "checkpoint_requested", "checkpoint_failed", "checkpoint_rejected", "checkpoint_saved", "sentinel_difference", "sentinel_faulty", "sentinel_undecided", "dataset_created", "task_failed", "task_timed_out", "more_tasks_failed", "more_tasks_timed_out", "scaling_set", "job_autoscaled", "scale_rolled_back", "host_barred", "worker_exited", "straggler_reweighted", "straggler_replaced", "stages_planned", "units_lost", "pipeline_without", "model_registered", "ps_joined", "ps_lost", "ps_draining", "ps_left", "slots_moved", "slots_restored", "slots_unrestored", "slots_rewound", "slots_unsaved", "slots_checkpointed", "tasks_reopened", "task_left_parts", "non_finite_gradient")

@@ -23,7 +23,7 @@ from elastane_master.servers.translate_session import attend_event, attend_respo
 from elastane_master.servers.translate_shard import after_token, dataset_settings, task_state
 from elastane_proto import contexts
 from elastane_proto.job_settings import JobSettings
-from elastane_proto.rendezvous import group_of, group_secret
+from elastane_proto.rendezvous import follow_group, group_of, group_secret
 from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2, shard_pb2
 from elastane_scheduler.autoscaling.autoscaler import AutoscalerState, Decision
 from elastane_scheduler.autoscaling.stragglers import Report, Usual
@@ -168,6 +168,7 @@ MESSAGES = [
         {"check_report": ring_pb2.CheckReport(generation=1, step=2, virtual_rank=1, digest=b"d")},
         events.CheckReported,
     ),
+    ({"follow_report": ring_pb2.FollowReport(step=2, digest=2**64 - 1)}, events.FollowReported),
     ({"saved": ring_pb2.Saved(checkpoint="c", step=2, shard=1, bytes=9)}, events.SavedReported),
     ({"leaving": ring_pb2.Leaving(reason="spot", notice=duration(1.5))}, events.LeavingReported),
     (
@@ -246,6 +247,7 @@ TO_WORKER = [
     effects.Load(3, "file:///x"),
     effects.Go(3, 5, (MEMBER,), (0,), (), ((0, {"rng/python": b"p"}),), (1, 0)),
     effects.Prepared(3, 5, (1, 0), PREPARE, CHECKPOINT),
+    effects.Follow(3, 5, "w", "v", "h:1", 2, (1, 0), 2),
     CHECKPOINT,
     effects.Drain("why"),
     effects.Done("succeeded", "why"),
@@ -258,6 +260,11 @@ def test_a_generations_secret_is_told_in_go_and_the_key_to_nobody() -> None:
     told = attend_response(go, JobSettings(ests=2)).go
     assert told.rendezvous_secret == group_secret(key, group_of(3)) != group_secret(key, group_of(4))
     assert key not in told.SerializeToString()
+    follow = effects.Follow(3, 5, "w", "v", "h:1", 2, (1, 0), 2, rendezvous_key=key)
+    to_source = attend_response(effects.Prepared(3, 4, follow=follow), JobSettings(ests=2)).prepared.follow
+    assert to_source == attend_response(follow, JobSettings(ests=2)).follow
+    assert to_source.rendezvous_secret == group_secret(key, follow_group(3, 5)) != told.rendezvous_secret
+    assert key not in to_source.SerializeToString()
     early = effects.Prepared(2, 5, then_prepare=effects.Prepare(3, (MEMBER,), "why", rendezvous_key=key))
     prepared = attend_response(early, JobSettings(ests=2)).prepared
     assert prepared.then_prepare.rendezvous_secret == told.rendezvous_secret

@@ -9,9 +9,10 @@ from typing import NoReturn
 
 import pytest
 
-from elastane.collective.ring_errors import RingBroken
+from elastane.collective.ring_errors import RingAborted, RingBroken
 from elastane.context import EstContext
 from elastane.runtime.blocking import finish
+from elastane.runtime.feed_book import FollowError
 from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane.runtime.step_boundary import IntervalError, StepBoundary
@@ -39,7 +40,7 @@ class Recorder:
     """
 
     protocol: WorkerProtocol
-    requests: list[ring_pb2.Load | ring_pb2.Go] = field(default_factory=list)
+    requests: list[ring_pb2.Load | ring_pb2.Go | ring_pb2.Follow] = field(default_factory=list)
     restored: Saved | None = None
     fails: Exception | None = None
     superseded: bool = False
@@ -57,7 +58,19 @@ class Recorder:
         self.protocol.interval = ring_pb2.IntervalDecided(step=step, refusal=self.refusal)
         assert condition()
 
-    async def next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
+    def begin_following(self) -> ring_pb2.Follow | None:
+        return self.protocol.begin_following()
+
+    async def follow(self, message: ring_pb2.Follow) -> int:
+        self.done.append(f"follow {message.source}")
+        if self.fails is not None:
+            raise self.fails
+        return message.step + 2
+
+    def feed(self, step: int) -> None:
+        pass
+
+    async def next_request(self) -> ring_pb2.Load | ring_pb2.Go | ring_pb2.Follow | None:
         return self.requests.pop(0) if self.requests else None
 
     def set_between(self, between: bool) -> None:
@@ -135,6 +148,21 @@ def go(*, donors: tuple[int, ...] = (0, 2), receivers: tuple[int, ...] = (1,)) -
         message.members.add(worker_id=name)
     message.contexts.add(virtual_rank=0, step=7)
     return message
+
+
+@pytest.mark.parametrize("failure", [None, RingAborted("over"), FollowError("no room")])
+def test_a_newcomer_that_has_followed_holds_the_state_of_the_step_it_reached(
+    failure: Exception | None,
+) -> None:
+    actions, boundary, _ = made()
+    request = ring_pb2.Follow(generation=2, step=5, source="w2")
+    actions.fails, actions.requests = failure, [request]
+    actions.protocol.follow_requested(request)
+    finish(boundary.settle())
+    assert actions.done == ["follow w2"]
+    assert not boundary.pristine
+    (ready,) = (message.ready for message in actions.protocol.prepare(ring_pb2.Prepare(generation=3)).send)
+    assert (ready.applied_step, ready.holds_state) == ((7, True) if failure is None else (0, False))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from elastane.collective.output_watch import OutputWatch
@@ -20,10 +22,12 @@ from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared_objects import PreparedObjects, is_compiled
 from elastane.runtime.rank0_buffers import Rank0Buffers
 from elastane.runtime.repeat_check import RepeatCheck
+from elastane.runtime.ring_follower import is_worthwhile
 from elastane.runtime.saving import CheckpointSaver
 from elastane.runtime.seeds import initial_contexts
 from elastane.runtime.sentinel import Sentinel
 from elastane.runtime.signature import script_signature
+from elastane.runtime.state_feed import StateFeed
 from elastane.runtime.step_boundary import StepBoundary
 from elastane.runtime.step_parts import StepParts
 from elastane.runtime.step_runner import StepRunner
@@ -70,6 +74,7 @@ def build_trainer(
         sentinel=Sentinel(worker_session, source),
         repeats=RepeatCheck(source, generators, source.registry, enabled=environment.repeat_check),
         figures=WorkerFigures(),
+        feed=StateFeed(worker_session, state),
         trace=trace,
     )
     runner = StepRunner(steps, device)
@@ -90,7 +95,18 @@ def build_trainer(
             prepared, options, source, epochs, max_steps=max_steps, carried=carried.values
         )
 
-    parts = TrainerParts(steps, runner, boundary, state, saver, interval, closed_epochs, carried, signature)
+    parts = TrainerParts(
+        steps,
+        runner,
+        boundary,
+        state,
+        saver,
+        interval,
+        closed_epochs,
+        carried,
+        signature,
+        partial(is_worthwhile, state),
+    )
     return Trainer(environment, parts)
 
 

@@ -15,9 +15,11 @@ import torch
 from elastane.collective.ring_thread import finish_in_thread
 from elastane.collective.transport import HANDOVER_TAG, RingTransport
 from elastane.runtime import probes
+from elastane.runtime.feed_book import FollowError
 from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.interval import Interval
 from elastane.runtime.protocol import Outcome
+from elastane.runtime.ring_follower import RingFollower
 from elastane.runtime.saving import CheckpointSaver, restore_newest
 from elastane.runtime.step_parts import StepParts
 from elastane.runtime.step_runner import StepRunner
@@ -28,7 +30,7 @@ from elastane.state.handover import receive_state, send_state
 from elastane.state.stream import StreamLayout
 from elastane.state.train_state import TrainState
 from elastane_common.observe.figures import WorkerFigures
-from elastane_proto.v1 import ring_pb2
+from elastane_proto.v1 import common_pb2, ring_pb2
 
 
 class RingMember(Protocol):
@@ -80,7 +82,7 @@ class RingActions:
     async def wait_for(self, condition: Callable[[], object]) -> None:
         self._session.wait_for(condition)
 
-    async def next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
+    async def next_request(self) -> ring_pb2.Load | ring_pb2.Go | ring_pb2.Follow | None:
         return self._session.next_request()
 
     def set_between(self, between: bool) -> None:
@@ -91,6 +93,18 @@ class RingActions:
 
     def begin_replace(self, generation: int) -> bool:
         return self._session.begin_replace(generation)
+
+    # ------------------------------------------------------------------ newcomers that follow
+
+    def begin_following(self) -> ring_pb2.Follow | None:
+        return self._session.begin_following()
+
+    async def follow(self, message: ring_pb2.Follow) -> int:
+        """No ring of this kind of job can be followed."""
+        raise FollowError(f"it does not follow {message.source}")
+
+    def feed(self, step: int) -> None:
+        """No newcomer follows this worker."""
 
     # ------------------------------------------------------------------ the script's code between epochs
 
@@ -172,6 +186,7 @@ class BoundaryActions(RingActions):
         self._reducer, self._source = parts.reducer, parts.source
         self._state = state
         self._saver = saver
+        self._follower, self._feed = RingFollower(self._session, state), parts.feed
         self._num_ests = num_ests
         self._device = device
         #: Received state in staging memory.
@@ -189,6 +204,17 @@ class BoundaryActions(RingActions):
     async def restore(self, message: ring_pb2.Load) -> LoadedCheckpoint | None:
         self._change_began = perf_counter()
         return restore_newest(message, self._state, num_ests=self._num_ests)
+
+    async def follow(self, message: ring_pb2.Follow) -> int:
+        def meanwhile(transport: RingTransport) -> None:
+            self._get_ready(message.step, message.extra, message.ests, transport)
+
+        step = self._follower.follow(message, meanwhile)
+        self._member.replaced(None)
+        return step
+
+    def feed(self, step: int) -> None:
+        self._feed.at_boundary(step)
 
     async def form(self, go: ring_pb2.Go, me: int) -> None:
         self._staged = None
@@ -220,15 +246,24 @@ class BoundaryActions(RingActions):
         receive = partial(
             receive_state, transport, donors=list(go.donors), tag_base=HANDOVER_TAG, device=self._device
         )
+        mine = go.members[transport.rank].ests
+        ests = mine.end - mine.start
         self._staged = finish_in_thread(
-            "elastane-receive", transport, receive, lambda: self._get_ready(go, transport)
+            "elastane-receive",
+            transport,
+            receive,
+            lambda: self._get_ready(go.resume_step, go.extra, ests, transport),
         )
 
-    def _get_ready(self, go: ring_pb2.Go, transport: RingTransport) -> None:
-        """Do beforehand what entering the ring, and its first step, take time for."""
-        self._source.expect(go.resume_step)
-        mine = go.members[transport.rank].ests
-        self._reducer.provide(self._ready_order(go), mine.end - mine.start, transport.members)
+    def _get_ready(
+        self, step: int, extra: common_pb2.ExtraState, ests: int, transport: RingTransport
+    ) -> None:
+        """Do beforehand what entering a ring, and its first step, take time for.
+
+        transport: shares memory if that of the ring will.
+        """
+        self._source.expect(step)
+        self._reducer.provide(self._ready_order(step, extra), ests, transport.members)
 
     async def adopt_state(self, go: ring_pb2.Go) -> None:
         received, self._staged = self._staged, None
@@ -245,20 +280,20 @@ class BoundaryActions(RingActions):
         """Let the reducer and the session use the group that has been formed."""
         assert self._transport is not None
         self._reducer.set_ring(self._transport, [(m.ests.start, m.ests.end) for m in go.members], me)
-        self._reducer.set_layout(self._ready_order(go))
+        self._reducer.set_layout(self._ready_order(go.resume_step, go.extra))
         is_entered = self._session.entered(go)
         if is_entered:
             self._session.spans.entered(go.generation)
         return is_entered
 
-    def _ready_order(self, go: ring_pb2.Go) -> list[int] | None:
-        """Return the order that decides the bucket layout from the resumed step on; None: the first layout.
+    def _ready_order(self, step: int, extra: common_pb2.ExtraState) -> list[int] | None:
+        """Return the order that decides the bucket layout from `step` on; None: the first layout.
 
         The step that the order was taken from may be replayed: it is then known but not yet in use.
         """
         order_step = self._reducer.order_step
-        in_use = order_step is not None and go.resume_step > order_step
-        return list(go.extra.ready_order) if in_use else None
+        in_use = order_step is not None and step > order_step
+        return list(extra.ready_order) if in_use else None
 
     def _begin_handover(self, go: ring_pb2.Go) -> RingTransport:
         assert self._transport is not None

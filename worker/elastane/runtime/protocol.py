@@ -39,6 +39,8 @@ class Outcome:
     abort: bool = False
     #: Begin to form the group of this change; its Go follows.
     form: ring_pb2.Prepare | None = None
+    #: Give up following the ring: the state will come from its members.
+    stop_following: bool = False
     #: Complete this checkpoint, as the leader.
     manifest: ring_pb2.Checkpoint | None = None
     #: Answer with the parts of the state (`explained`).
@@ -76,6 +78,11 @@ class WorkerProtocol:
     go: ring_pb2.Go | None = None
     #: A planned change that came with Prepared; takes effect once the step is applied.
     planned: ring_pb2.Prepare | None = None
+    #: Follow this ring as a newcomer, or send to a newcomer at the step that it names.
+    follow: ring_pb2.Follow | None = None
+    feed: ring_pb2.Follow | None = None
+    #: The ring that this worker follows; Ready waits until it has followed to the ring's end.
+    following: ring_pb2.Follow | None = None
     #: The change whose group this worker forms before its Go.
     _early: ring_pb2.Prepare | None = None
     #: The answer to this worker's IntervalReport.
@@ -149,7 +156,7 @@ class WorkerProtocol:
         `done` and `drain` end the script, `load` and `go` are carried out first.
         """
         asked = self.done is not None or self.drain is not None or self.load is not None
-        return self.is_running or asked or self.go is not None
+        return self.is_running or asked or self.go is not None or self.follow is not None
 
     def hello(self, **facts: Any) -> ring_pb2.Hello:
         """Build Hello from the current position. facts: the fields about the process and its script.
@@ -174,6 +181,8 @@ class WorkerProtocol:
                 return self.prepare(message.prepare)
             case "prepared":
                 return self.prepared(message.prepared)
+            case "follow":
+                return self.follow_requested(message.follow)
             case "interval_decided":
                 return self.interval_decided(message.interval_decided)
             case "go":
@@ -188,6 +197,7 @@ class WorkerProtocol:
                 self.checkpoint = message.checkpoint
             case "drain":
                 self.drain = message.drain
+                return Outcome(stop_following=self.following is not None)
             case "compare" if message.compare.HasField("explain"):
                 return Outcome(explain=message.compare.explain)
             case "compare":
@@ -196,7 +206,7 @@ class WorkerProtocol:
                 return Outcome(capture=message.capture)
             case "done":
                 self.done = message.done
-                return Outcome(abort=True)
+                return Outcome(abort=True, stop_following=self.following is not None)
             case kind:
                 return Outcome(unknown=str(kind))
         return Outcome()
@@ -217,12 +227,20 @@ class WorkerProtocol:
         self.load = None
         self.go = None
         self.planned = None
+        self.follow = None
         self._loaded = None
         self._broken = None
         if message.HasField("prepared_until") and self.step.stage is Stage.REPORTED and self.generation:
             self._applies_until = message.prepared_until
         send = [] if self._ready_waits else [self._ready()]
-        return Outcome(send=send, abort=True, form=self._formed_early(message))
+        stop = self.following is not None and not message.followed
+        return Outcome(send=send, abort=True, form=self._formed_early(message), stop_following=stop)
+
+    def follow_requested(self, message: ring_pb2.Follow) -> Outcome:
+        """Store the master's request to follow the ring that trains."""
+        if self.generation == 0 and self.fenced <= message.generation and not self.replacing:
+            self.follow = message
+        return Outcome()
 
     def load_requested(self, message: ring_pb2.Load) -> Outcome:
         """Store the master's request to load a checkpoint or keep the initial state: nobody holds state."""
@@ -254,6 +272,8 @@ class WorkerProtocol:
             self.checkpoint = message.then_checkpoint
         if message.HasField("check"):
             self.check = message.check
+        if message.HasField("follow"):
+            self.feed = message.follow
         # A planned change waits for the step that this Prepared allows, so that nothing is lost or repeated.
         if message.HasField("then_prepare"):
             form = self._formed_early(message.then_prepare)
@@ -313,11 +333,12 @@ class WorkerProtocol:
         self.generation = 0
         self._early = None
         self.load = self.go = self.planned = self.checkpoint = self.interval = self.check = None
+        self.follow = self.feed = None
         self._report = self._interval_report = self._check_report = None
         self._loaded = self._broken = self._ended = None
         self._saved.clear()
         self.prepared_until = self._applies_until = 0
-        return Outcome(abort=True)
+        return Outcome(abort=True, stop_following=self.following is not None)
 
     # ------------------------------------------------------------------ the trainer's progress
 
@@ -335,7 +356,7 @@ class WorkerProtocol:
         self._take_history(self._history_of_go, step)
         self.ready_order = ready_order
         self._early = None
-        self.load = self.go = self.interval = self.check = None
+        self.load = self.go = self.interval = self.check = self.feed = None
         self._report = self._interval_report = self._check_report = None
         self._loaded = self._broken = self._ended = None
 
@@ -359,6 +380,48 @@ class WorkerProtocol:
         self.holds_state = True
         self._take_history(self._history_of_go, step)
         return Outcome() if generation == self.fenced else Outcome(send=[self._ready()])
+
+    def begin_following(self) -> ring_pb2.Follow | None:
+        """Begin to follow the ring, which changes the weights; None if that is not wanted any more."""
+        self.following, self.follow = self.follow, None
+        if self.following is not None:
+            self.replacing = True
+            self.holds_state = False
+        return self.following
+
+    def followed(self, step: int, digest: int) -> Outcome:
+        """Report the digest of the state after `step` steps, as a newcomer that follows or as its source."""
+        follow = self.following or self.feed
+        if follow is None:
+            return Outcome()
+        report = ring_pb2.FollowReport(generation=follow.generation, step=step, digest=digest)
+        return Outcome(send=[ring_pb2.AttendRequest(follow_report=report)])
+
+    def feeding_failed(self, error: str) -> Outcome:
+        """Report that this worker cannot go on sending to the newcomer that follows."""
+        follow, self.feed = self.feed, None
+        if follow is None:
+            return Outcome()
+        report = ring_pb2.FollowReport(generation=follow.generation, error=error[:500])
+        return Outcome(send=[ring_pb2.AttendRequest(follow_report=report)])
+
+    def end_following(self, step: int | None, error: str = "") -> Outcome:
+        """Note that this worker has followed the ring to `step`, where it ends; None: it has given up."""
+        follow, self.following = self.following, None
+        assert follow is not None
+        self.replacing = False
+        outcome = Outcome()
+        if step is None:
+            report = ring_pb2.FollowReport(generation=follow.generation, error=error[:500])
+            outcome.send.append(ring_pb2.AttendRequest(follow_report=report))
+        else:
+            self.applied_step, self.holds_state = step, True
+            self._take_history(follow.history_generation, step)
+            # As with a Load: no Hello claims it before a Go has confirmed it.
+            self.unconfirmed = True
+        if self.fenced > follow.generation:
+            outcome.send.append(self._ready())
+        return outcome
 
     def begin_step(self) -> StepState:
         """Begin the next step to apply, and return its state."""

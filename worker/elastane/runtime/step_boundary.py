@@ -2,6 +2,7 @@
 
     checkpoint ─▶ the master's request ─▶ Load: load, or keep the initial state ──────────▶┐
         ▲                              ─▶ Go: form the group, hand over state, start ESTs ─▶┤
+        │                              ─▶ Follow: take the same steps as the ring ────────▶┤
         │                              ─▶ none: report the code between epochs ────────────▶┤
         │                                       └─▶ already done: run the step              │
         └───────────────────────────────────────────────────────────────────────────────────┘
@@ -20,6 +21,7 @@ import structlog
 
 from elastane.collective.ring_errors import RingAborted, RingBroken
 from elastane.context import EstContext
+from elastane.runtime.feed_book import FollowError
 from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane_common.errors import EXIT_REFUSED, ElastaneError
@@ -60,7 +62,7 @@ class Actions(Protocol):
     async def wait_for(self, condition: Callable[[], object], /) -> object:
         """Wait until the condition on the protocol's state holds."""
 
-    async def next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
+    async def next_request(self) -> ring_pb2.Load | ring_pb2.Go | ring_pb2.Follow | None:
         """Wait for the master's request, or None: the ring is formed. Ends the script if it is sent away."""
 
     def set_between(self, between: bool, /) -> object:
@@ -89,6 +91,18 @@ class Actions(Protocol):
 
     def save(self, message: ring_pb2.Checkpoint, /) -> object:
         """Copy this worker's shard, and write it in the background."""
+
+    def begin_following(self) -> ring_pb2.Follow | None:
+        """Claim the right to replace the weights by the ring's; None if that is not wanted any more."""
+
+    async def follow(self, message: ring_pb2.Follow, /) -> int:
+        """Follow the ring until it changes; return the step after which its state is in place here.
+
+        Raises FollowError, RingAborted, RingBroken.
+        """
+
+    def feed(self, step: int, /) -> object:
+        """Serve a newcomer that follows this worker, with the state after `step` steps in place."""
 
     async def restore(self, message: ring_pb2.Load, /) -> Restored | None:
         """Put the newest usable checkpoint in place; None if there is none."""
@@ -148,6 +162,7 @@ class StepBoundary:
         while True:
             if not self._interval_is_open():
                 self._take_checkpoint()
+            self._actions.feed(self._protocol.applied_step)
             request = await self._actions.next_request()
             if request is None:
                 if not in_loop or not self._interval_is_open():
@@ -158,6 +173,8 @@ class StepBoundary:
                 self._actions.set_between(False)
             if isinstance(request, ring_pb2.Load):
                 await self._load(request)
+            elif isinstance(request, ring_pb2.Follow):
+                await self._follow()
             else:
                 await self._enter(request)
 
@@ -213,6 +230,20 @@ class StepBoundary:
         for rank, parts in contexts.items():
             loaded.contexts.append(context_to_proto(rank, loaded.step, parts))
         return loaded
+
+    async def _follow(self) -> None:
+        """Follow the ring as a newcomer. If that fails, the state comes from the members after Go."""
+        message = self._actions.begin_following()
+        if message is None:
+            return
+        self.pristine = False
+        step, failure = None, ""
+        try:
+            step = await self._actions.follow(message)
+        except (FollowError, RingAborted, RingBroken) as error:
+            failure = str(error)
+            _log.info("does not follow the ring", source=message.source, error=failure)
+        self._actions.tell(lambda: self._protocol.end_following(step, failure))
 
     async def _enter(self, go: ring_pb2.Go) -> None:
         """Form the generation's process group, hand state over, and start this worker's ESTs.

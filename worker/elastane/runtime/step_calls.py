@@ -36,6 +36,7 @@ class ElasticCalls:
         try:
             if not steps.begin_apply():
                 return None
+            steps.before_optimizer(original, *args, *kwargs.values())
             result = original(*args, **kwargs)
             steps.watch.after_step()
             return result

@@ -15,6 +15,7 @@ from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.rank0_buffers import Rank0Buffers
 from elastane.runtime.repeat_check import RepeatCheck
 from elastane.runtime.sentinel import Sentinel
+from elastane.runtime.state_feed import StateFeed
 from elastane.runtime.worker_session import WorkerSession
 from elastane_common.observe.figures import WorkerFigures
 
@@ -37,6 +38,7 @@ class StepParts:
     sentinel: Sentinel
     repeats: RepeatCheck
     figures: WorkerFigures
+    feed: StateFeed
     trace: StepTrace | None
     contexts: HostedContexts = field(default_factory=HostedContexts)
 
@@ -46,6 +48,7 @@ class StepParts:
 
     def close(self) -> None:
         """End threads, hooks and files."""
+        self.feed.close()
         self.fingerprints.close()
         self.reducer.close()
         if self.trace is not None:

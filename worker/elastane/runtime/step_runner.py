@@ -11,7 +11,7 @@ again from the same contexts.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -182,6 +182,13 @@ class StepRunner:
         if not self.est_step.last:
             return False
         return finish(self._body.begin_apply(self.est_step))
+
+    def before_optimizer(self, original: Callable[..., Any], *arguments: Any) -> None:
+        """Note that `original`, a method of an optimizer or of a GradScaler, is called next."""
+        owner = getattr(original, "__self__", None)
+        if self.est_step is not None and isinstance(owner, torch.optim.Optimizer):
+            given = tuple(argument for argument in arguments if argument is not None)
+            self._parts.feed.before_step(self.est_step.step, owner, given)
 
     def log(self, values: dict[str, Any]) -> None:
         """Record values of the EST and step now running, as part of the committed history.

@@ -65,7 +65,7 @@ class TrainerParts:
     """The parts of a trainer, built by `assembly.build_trainer`.
 
     boundary: builds the step boundary of the trainer. signature: builds the script's signature from the
-    number of epochs and max_steps.
+    number of epochs and max_steps. follows: whether rings of this state can be followed.
     """
 
     steps: StepParts | PipelineParts
@@ -77,6 +77,7 @@ class TrainerParts:
     closed_epochs: EpochsClosed
     carried: CarriedValues
     signature: Callable[[int, int], ring_pb2.ScriptSignature]
+    follows: Callable[[], bool] = lambda: False
 
 
 class Trainer:
@@ -191,6 +192,8 @@ class Trainer:
             details=parts.steps.fingerprints.details,
             close=self.close,
             figures=parts.steps.figures,
+            # Within its loop a script has variables of its own, which are of another step.
+            follows=lambda: self._looped_epoch < 0 and parts.follows(),
         )
         self._worker_session.start(duties)
         finish(self._boundary.settle(in_loop=False))

@@ -47,7 +47,7 @@ class Duties:
     signature: builds the script's signature for Hello. write_manifest: called with a Checkpoint message that
     asks the leader to write the manifest. details: the parts of the state as (name, digest, value in words).
     close: ends the worker's session with a Bye when the process exits. figures: sent with every heartbeat and
-    with Bye.
+    with Bye. follows: whether it can follow a ring, and be followed.
     """
 
     signature: Callable[[], ring_pb2.ScriptSignature]
@@ -55,6 +55,7 @@ class Duties:
     details: Callable[[], list[tuple[str, int, str]]]
     close: Callable[[ring_pb2.Bye | None], None]
     figures: WorkerFigures
+    follows: Callable[[], bool]
 
 
 class WorkerSession:
@@ -75,6 +76,9 @@ class WorkerSession:
         self._cancel = threading.Event()
         #: The group of a planned change that forms before its Go.
         self._early: Forming | None = None
+        #: The connection with the source of a ring that this worker follows, and how it is given up.
+        self._following: RingTransport | None = None
+        self._stop_following = threading.Event()
         self._transport: RingTransport | None = None
         self._session: MasterSession | None = None
         self._store: RendezvousStore | None = None
@@ -197,7 +201,7 @@ class WorkerSession:
             if self._error is not None:
                 raise self.exits.failed(self._error)
 
-    def next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
+    def next_request(self) -> ring_pb2.Load | ring_pb2.Go | ring_pb2.Follow | None:
         """Return the master's request before the next step, or None if the ring is formed and training.
 
         Blocks until one of the two is the case. Ends the script if the master drains this worker or the job
@@ -211,10 +215,11 @@ class WorkerSession:
         self.wait_for(lambda: protocol.must_act)
         with self._changed:
             self._at_boundary = False
-            load, go, drain, done = protocol.load, protocol.go, protocol.drain, protocol.done
+            asked = protocol.load or protocol.go or protocol.follow
+            drain, done = protocol.drain, protocol.done
         if done is not None or drain is not None:
             self.exits.sent_away(done, drain)
-        return load or go
+        return asked
 
     def take_checkpoint_request(self) -> ring_pb2.Checkpoint | None:
         """Return the checkpoint requested at this step boundary, if any, and clear it."""
@@ -284,6 +289,34 @@ class WorkerSession:
                 raise RingAborted(f"generation {go.generation} is over")
         return transport
 
+    def begin_following(self) -> ring_pb2.Follow | None:
+        """Claim the right to replace the weights by those of a ring; None if that is not wanted any more."""
+        with self._changed:
+            self._stop_following = threading.Event()
+            return self.protocol.begin_following()
+
+    def form_following(self, message: ring_pb2.Follow, place: int) -> RingTransport:
+        """Connect a newcomer that follows with its source. place: in this group of two; 0: the newcomer.
+
+        Raises RingAborted, RingBroken.
+        """
+        stop = self._stop_following if place == 0 else threading.Event()
+        forming = Forming(
+            message.store_address,
+            rendezvous.follow_group(message.generation, message.step),
+            message.rendezvous_secret,
+            place,
+            2,
+            shared_memory=self._environment.shared_memory,
+        )
+        transport = forming.result(stop)
+        if place == 0:
+            with self._changed:
+                self._following = transport
+                if stop.is_set():
+                    raise RingAborted("the ring changed")
+        return transport
+
     def _begin_forming(self, change: ring_pb2.Go | ring_pb2.Prepare, me: int) -> Forming:
         return Forming(
             change.members[0].store_address,
@@ -316,6 +349,7 @@ class WorkerSession:
             if self._session is not None:
                 self._session.send(*outcome.send)
             transport = self._transport
+            followed = self._give_up_following() if outcome.stop_following else None
             if outcome.abort:
                 self._cancel_forming()
             if outcome.form is not None:
@@ -323,6 +357,8 @@ class WorkerSession:
             self._changed.notify_all()
         if outcome.abort and transport is not None:
             transport.abort()
+        if followed is not None:
+            followed.abort()
 
     def _form_early(self, change: ring_pb2.Prepare) -> None:
         """Begin to form the group of a planned change, under the lock.
@@ -333,6 +369,11 @@ class WorkerSession:
         if self._device.type == "cpu":
             names = [member.worker_id for member in change.members]
             self._early = self._begin_forming(change, names.index(self._environment.worker_id))
+
+    def _give_up_following(self) -> RingTransport | None:
+        """Let this worker follow no longer, under the lock; returns the connection to abort without it."""
+        self._stop_following.set()
+        return self._following
 
     def _cancel_forming(self) -> None:
         """Cancel the groups that are being formed, under the lock."""
@@ -369,10 +410,11 @@ class WorkerSession:
         with self._changed:
             self._error = error
             self._cancel_forming()
-            transport = self._transport
+            ending = [self._transport, self._give_up_following()]
             self._changed.notify_all()
-        if transport is not None:
-            transport.abort()
+        for transport in ending:
+            if transport is not None:
+                transport.abort()
 
     def _evicted(self) -> None:
         """Leave the ring, and return only when the script's thread has reached a step boundary.
@@ -384,10 +426,11 @@ class WorkerSession:
         with self._changed:
             self.protocol.evict()
             self._cancel_forming()
-            transport = self._transport
+            ending = [self._transport, self._give_up_following()]
             self._changed.notify_all()
-        if transport is not None:
-            transport.abort()
+        for transport in ending:
+            if transport is not None:
+                transport.abort()
         with self._changed:
             while not self._changed.wait_for(
                 lambda: self._at_boundary or self._closing, self._environment.hang_seconds
@@ -422,5 +465,6 @@ class WorkerSession:
                 version=str(versions.PROTOCOL),
                 capacity=self._environment.capacity_type(),
                 memory_bytes=self._duties.figures.memory_bytes,
+                follows=self._duties.follows(),
             )
         return self._process.fill(hello)

@@ -48,7 +48,8 @@ def fill_parameters(mine: Mapping[str, torch.Tensor], saved: Mapping[str, torch.
         if stride != value.stride() and is_dense(tuple(parameter.shape), tuple(stride)):
             # The same memory, with the order of dimensions (channels_last) that the ring trains with.
             parameter.data = parameter.data.as_strided(value.shape, value.stride())
-        parameter.copy_(value)
+        if parameter.data_ptr() != value.data_ptr():
+            parameter.copy_(value)
 
 
 def fill_buffers(

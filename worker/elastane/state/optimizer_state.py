@@ -62,8 +62,9 @@ class Placer:
         else:
             shape, stride = tuple(source.shape), tuple(source.stride())
             home = torch.empty_strided(shape, stride, dtype=source.dtype, device=target)
-        with torch.no_grad():
-            home.copy_(source)
+        if home.data_ptr() != source.data_ptr():
+            with torch.no_grad():
+                home.copy_(source)
         self._placed[id(source)] = home
         self._filled.add((home.device, home.data_ptr()))
         return home

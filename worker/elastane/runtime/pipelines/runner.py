@@ -317,6 +317,9 @@ class PipelineRunner:
                 own = losses[turn.rank] if value is self._mean else value
                 turn.metrics[name] = own.detach() if isinstance(own, Tensor) else float(own)
 
+    def before_optimizer(self, *_: object) -> None:
+        """Do nothing: no newcomer follows a pipeline."""
+
     def gradients_used(self) -> None:
         """Do nothing."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import grpc
@@ -78,6 +79,11 @@ async def test_a_job_is_followed_steered_and_read_by_keyboard(tmp_path: Path) ->
         worker.call.cancel()
         await expect(page.locator("tr[data-kind=worker_lost]")).to_be_visible()
         await expect(page.locator("svg.timeline .sign.death")).to_have_count(1)
+        await expect(page.locator("#incidents .lost")).to_contain_text(re.compile(r"a lost \d+\.\d s ago"))
+        # On a wide window, what changes seldom is beside what happens.
+        events, workers = [await page.locator(f"#{one}").bounding_box() for one in ("events", "workers")]
+        assert events is not None and workers is not None
+        assert workers["x"] > events["x"] + events["width"] and workers["y"] < events["y"]
         await expect(page.locator("#workers tbody tr")).to_have_count(1)
         # A button that has the focus keeps it, though its part of the page was replaced.
         await page.locator("#drain-b").focus()
@@ -204,6 +210,9 @@ async def test_phone_dark_and_without_javascript(tmp_path: Path) -> None:
                     assert watched.faults == []
                 await watched.page.goto(base + "/jobs/j")
                 await expect(watched.page.get_by_text("hosts ESTs 0 to 1")).to_be_visible()
+                # The events are at most three screens down.
+                top = await watched.page.locator("#events").evaluate("one => one.getBoundingClientRect().top")
+                assert top < 3 * PHONE["height"]
         # Buttons work without scripts, too.
         async with watched_page(browser, java_script_enabled=False) as watched:
             await watched.page.goto(base + "/jobs/j")

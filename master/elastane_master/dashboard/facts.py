@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from elastane_master.dashboard.drawing import CurvePicture, TimelinePicture, draw_curve, draw_timeline
 from elastane_master.dashboard.slot_facts import SlotFacts, slot_facts
 from elastane_master.dashboard.stage_facts import StageFacts, stage_facts
-from elastane_master.dashboard.timeline import timeline
+from elastane_master.dashboard.timeline import affordable, timeline
 from elastane_master.decisions.contexts import parts_bytes
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.events import Rejection
@@ -31,6 +31,7 @@ from elastane_master.servers.metric_service import MetricServicer
 from elastane_proto import contexts
 from elastane_proto.event_filter import EVERYTHING, EventFilter
 from elastane_proto.folding import fold_words, folded
+from elastane_proto.history.incidents import Incident, IncidentFold
 from elastane_shards.tasks import TaskState
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ HOLDERS_SHOWN: Final = 100
 FAILED_SHOWN: Final = 20
 CONTEXTS_SHOWN: Final = 64
 CURVES_SHOWN: Final = 8
+INCIDENTS_SHOWN: Final = 20
 STORE_SECONDS: Final = 2.0
 """Time limit of each read from the store."""
 
@@ -120,6 +122,9 @@ class JobFacts:
     #: The newest events, oldest first; see `event_rows`.
     notes: tuple[StoredNote, ...]
     picture: TimelinePicture | None
+    #: The newest ones, newest first, and the number of further ones in `notes`.
+    incidents: tuple[Incident, ...]
+    incidents_left_out: int
     curves: tuple[CurvePicture, ...]
     curves_left_out: int
     #: Of a pipeline.
@@ -153,7 +158,7 @@ class Gatherer:
         workers = {worker.worker: worker.session for worker in view.workers[:WORKERS_SHOWN]}
         heard = {name: server.liveness.last_heard(name, session) for name, session in workers.items()}
         rows, total, left_out = _contexts(server)
-        drawn = timeline(notes, now)
+        drawn, incidents = timeline(notes, now), _incidents(affordable(notes))
         return JobFacts(
             view=view,
             now=now,
@@ -165,6 +170,8 @@ class Gatherer:
             contexts_left_out=left_out,
             notes=tuple(notes),
             picture=draw_timeline(drawn) if drawn is not None else None,
+            incidents=tuple(incidents[: -INCIDENTS_SHOWN - 1 : -1]),
+            incidents_left_out=max(len(incidents) - INCIDENTS_SHOWN, 0),
             curves=drawn_curves[0],
             curves_left_out=drawn_curves[1],
             stages=stage_facts(server, view.pipeline),
@@ -250,6 +257,13 @@ def event_rows(notes: Sequence[StoredNote], wanted: EventFilter = EVERYTHING) ->
         words = fold_words([stored.dated for stored in run]) if len(run) > 1 else ""
         rows.append(EventRow(run[-1], len(run), words))
     return rows[: -EVENTS_SHOWN - 1 : -1]
+
+
+def _incidents(notes: Sequence[StoredNote]) -> list[Incident]:
+    fold = IncidentFold()
+    for stored in notes:
+        fold.take(stored.dated)
+    return fold.incidents
 
 
 def _queue(server: JobServer, view: ProgressView, now: float) -> Queue:

@@ -28,8 +28,8 @@ from elastane_proto.event_filter import EVERYTHING, EventFilter, parse_since
 from elastane_scheduler.autoscaling.modes import mode_text
 
 PARTS: Final = (
-    "summary", "actions", "timeline", "stages", "slots", "workers", "queues", "curves", "contexts", "cost",
-    "events",
+    "summary", "incidents", "actions", "timeline", "stages", "slots", "curves", "events", "workers",
+    "queues", "cost", "contexts",
 )  # fmt: skip
 """Parts of a job's page; each has its own template, and is sent again when it has changed."""
 

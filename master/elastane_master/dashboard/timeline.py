@@ -97,7 +97,7 @@ class Timeline:
 
 def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
     """Compute the timeline up to `now`, or to the job's end; None if there are no events."""
-    notes = _affordable(notes)
+    notes = affordable(notes)
     if not notes:
         return None
     over = notes[-1].now if isinstance(notes[-1].note.event, OVER) else None
@@ -141,7 +141,7 @@ def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
     )
 
 
-def _affordable(notes: Sequence[StoredNote]) -> Sequence[StoredNote]:
+def affordable(notes: Sequence[StoredNote]) -> Sequence[StoredNote]:
     """Return the newest events whose rings have at most `MEMBERS_MAX` members in total, or one ring."""
     count, first = 0, True
     for place in range(len(notes) - 1, -1, -1):

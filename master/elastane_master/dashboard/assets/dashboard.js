@@ -15,7 +15,13 @@
     const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
     // So is what somebody is typing.
     const typed = [...part.querySelectorAll("input[id]")].filter((one) => one.value !== one.defaultValue);
+    // What somebody has unfolded stays unfolded.
+    const unfolded = [...part.querySelectorAll("details[open][id]")].map((one) => one.id);
     part.innerHTML = html;
+    for (const id of unfolded) {
+      const folded = document.getElementById(id);
+      if (folded) folded.open = true;
+    }
     for (const old of typed) {
       const input = document.getElementById(old.id);
       if (input) input.value = old.value;

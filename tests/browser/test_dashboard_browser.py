@@ -85,6 +85,16 @@ async def test_a_job_is_followed_steered_and_read_by_keyboard(tmp_path: Path) ->
         assert events is not None and workers is not None
         assert workers["x"] > events["x"] + events["width"] and workers["y"] < events["y"]
         await expect(page.locator("#workers tbody tr")).to_have_count(1)
+        # A search shows what matches while it is typed, and stays in the address.
+        await page.get_by_label("Search").fill("LOST")
+        await expect(page.locator("#events tbody tr")).to_have_count(2)
+        assert page.url.endswith("?search=LOST")
+        await page.get_by_label("Since").fill("yesterday")
+        await expect(page.locator("#events .refused")).to_contain_text("'yesterday' is no number")
+        await page.get_by_label("Since").fill("")
+        await page.get_by_label("Search").fill("")
+        await expect(page.locator("tr[data-kind=job_created]")).to_be_visible()
+        assert page.url.endswith("/jobs/j")
         # A button that has the focus keeps it, though its part of the page was replaced.
         await page.locator("#drain-b").focus()
         await Worker(channel, "c").hello(RING, signature=SIGNATURE)

@@ -595,6 +595,8 @@ async def test_events_that_are_no_longer_in_memory_come_from_the_store(tmp_path:
         events = browser.live("/jobs/j/live?kind=worker")
         assert "None of them is wanted." in (await anext(events))["events"]
         await events.aclose()
+        _, page = await browser.get("/jobs/j?search=CREATED&routine=each")
+        assert re.findall(r'data-kind="(\w+)"', page) == ["job_created"] and 'value="CREATED"' in page
 
 
 async def test_live_pages_leave_room_for_others(tmp_path: Path) -> None:

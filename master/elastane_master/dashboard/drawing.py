@@ -24,7 +24,7 @@ BLOCKS_DRAWN: Final = 4000
 """Of a step; of longer ones the rest is left out."""
 _LABEL_WIDTH_MIN = 42
 _NAME_CHARACTERS = 20
-_GLYPHS: Final = {
+GLYPHS: Final = {
     "join": "▲",
     "death": "✕",
     "leave": "◇",
@@ -147,10 +147,10 @@ def draw_timeline(timeline: Timeline) -> TimelinePicture:
         bars += _bars(lane, y, across)
         for mark in lane.marks:
             title = f"{clock(mark.at)} {mark.text}"
-            glyphs.append(Glyph(across(mark.at), y + 18, mark.kind, _GLYPHS[mark.kind], title))
+            glyphs.append(Glyph(across(mark.at), y + 18, mark.kind, GLYPHS[mark.kind], title))
     height = ROW * len(timeline.lanes) + ROW + 22
     lines = tuple(
-        Glyph(across(mark.at), 15, mark.kind, _GLYPHS[mark.kind], f"{clock(mark.at)} {mark.text}")
+        Glyph(across(mark.at), 15, mark.kind, GLYPHS[mark.kind], f"{clock(mark.at)} {mark.text}")
         for mark in timeline.marks
     )
     labels.append(Label(LEFT, height - 5, clock(timeline.began)))

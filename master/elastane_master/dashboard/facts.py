@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from elastane_master.dashboard.drawing import CurvePicture, TimelinePicture, draw_curve, draw_timeline
 from elastane_master.dashboard.slot_facts import SlotFacts, slot_facts
 from elastane_master.dashboard.stage_facts import StageFacts, stage_facts
-from elastane_master.dashboard.timeline import affordable, timeline
+from elastane_master.dashboard.timeline import affordable, mark_kind, timeline
 from elastane_master.decisions.contexts import parts_bytes
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.events import Rejection
@@ -96,12 +96,13 @@ class ContextRow:
 class EventRow:
     """An event, or a run of `count` routine events shown as one row with the last of them.
 
-    words: summary of the run.
+    words: summary of the run. mark: its kind of mark on the timeline; empty: it has none there.
     """
 
     stored: StoredNote
     count: int = 1
     words: str = ""
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,17 +247,20 @@ class _Notes:
         self._notes.extend([one for one in recent if one.sequence >= first])
 
 
-def event_rows(notes: Sequence[StoredNote], wanted: EventFilter = EVERYTHING) -> list[EventRow]:
-    """Return rows for the events that a filter selects, newest first, limited in number.
+def event_rows(
+    notes: Sequence[StoredNote], wanted: EventFilter = EVERYTHING, *, each: bool = False
+) -> list[EventRow]:
+    """Return rows for the events that a filter selects, newest first.
 
-    Runs of routine events are folded into one row, unless the filter names kinds of events.
+    Runs of routine events are folded into one row, unless `each`, or the filter names kinds of events.
     """
+    each = each or bool(wanted.kinds)
     shown = [one for one in notes if wanted.wants(one.dated)] if wanted != EVERYTHING else notes
     rows = []
-    for run in folded(shown, lambda stored: "" if wanted.kinds else stored.note.kind):
+    for run in folded(shown, lambda stored: "" if each else stored.note.kind):
         words = fold_words([stored.dated for stored in run]) if len(run) > 1 else ""
-        rows.append(EventRow(run[-1], len(run), words))
-    return rows[: -EVENTS_SHOWN - 1 : -1]
+        rows.append(EventRow(run[-1], len(run), words, mark_kind(run[-1].note.event)))
+    return rows[::-1]
 
 
 def _incidents(notes: Sequence[StoredNote]) -> list[Incident]:

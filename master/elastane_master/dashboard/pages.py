@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import resources
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from elastane_master.dashboard import drawing, words
 from elastane_master.dashboard.actions import ACTIONS, Action
-from elastane_master.dashboard.facts import JobFacts, event_rows
+from elastane_master.dashboard.asked import JobQuery
+from elastane_master.dashboard.facts import EVENTS_SHOWN, EventRow, JobFacts, event_rows
 from elastane_master.decisions.amounts import NANOS
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.state import HALTED, OVER
@@ -24,7 +24,6 @@ from elastane_master.jobs.limits import clip
 from elastane_master.security.tokens import Principal
 from elastane_planner.amounts import seconds_text
 from elastane_proto.amounts import money_text, price_text
-from elastane_proto.event_filter import EVERYTHING, EventFilter, parse_since
 from elastane_scheduler.autoscaling.modes import mode_text
 
 PARTS: Final = (
@@ -32,6 +31,11 @@ PARTS: Final = (
     "queues", "cost", "contexts",
 )  # fmt: skip
 """Parts of a job's page; each has its own template, and is sent again when it has changed."""
+
+ASKED_PARTS: Final = ("events",)
+"""Those of them that depend on what a viewer asks."""
+
+NOTHING_ASKED: Final = JobQuery()
 
 ASSETS: Final = {
     "dashboard.css": "text/css",
@@ -110,50 +114,15 @@ def jobs_part(listed: Listed) -> str:
     return render("part_jobs.html", root="", jobs=listed.jobs, held=listed.held)
 
 
-@dataclass(frozen=True, slots=True)
-class AskedEvents:
-    """Filter of events as entered in the page's form: comma-separated kinds and workers, and a start."""
-
-    kind: str = ""
-    worker: str = ""
-    since: str = ""
-
-    @classmethod
-    def of(cls, query: Mapping[str, str]) -> AskedEvents:
-        """Read the filter from a URL's query; values longer than the form allows are cut."""
-        kind, worker = query.get("kind", "")[:200], query.get("worker", "")[:200]
-        return cls(kind, worker, query.get("since", "").strip()[:40])
-
-    def filter(self, now: float) -> EventFilter:
-        """Return the filter for events. now: seconds since the Unix epoch. Raises Rejection if invalid."""
-        try:
-            first, since = parse_since(self.since, now) if self.since else (0, 0.0)
-        except ValueError as error:
-            raise Rejection("invalid_argument", str(error), field="since") from None
-        return EventFilter(_names(self.kind), _names(self.worker), first, since)
-
-    def query(self) -> str:
-        """Return the URL's query for this filter; empty if it selects all events."""
-        given = {name: value for name, value in asdict(self).items() if value}
-        return f"?{urlencode(given)}" if given else ""
-
-
-ALL_EVENTS: Final = AskedEvents()
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in re.split(r"[,\s]+", text) if name)
-
-
 def job_page(
     facts: JobFacts,
     visitor: Visitor,
     notice: Notice | None = None,
-    asked: AskedEvents = ALL_EVENTS,
+    asked: JobQuery = NOTHING_ASKED,
 ) -> str:
     """Render a job's page. Raises Rejection if the filter of events is invalid."""
     view = facts.view
-    wanted = asked.filter(facts.now)
+    asked.filter(facts.now)
     return render(
         "job.html",
         root="../",
@@ -162,22 +131,45 @@ def job_page(
         notice=notice,
         live=f"{quote(view.name, safe='')}/live{asked.query()}",
         asked=asked,
-        parts=job_parts(facts, visitor) | {"events": events_part(facts, wanted)},
+        parts=job_parts(facts, visitor) | asked_parts(facts, visitor, asked),
     )
 
 
-def events_part(facts: JobFacts, wanted: EventFilter) -> str:
-    """Render the table of the events that the filter selects."""
-    rows = event_rows(facts.notes, wanted)
-    return render("part_events.html", root="../", facts=facts, view=facts.view, rows=rows)
-
-
 def job_parts(facts: JobFacts, visitor: Visitor) -> dict[str, str]:
-    """Render all parts of a job's page, by name; equal for all viewers with the same `acts`."""
+    """Render all parts of a job's page, by name, of which nothing else is asked.
+
+    Equal for all viewers with the same `acts`.
+    """
     actions = _offered(facts.view) if visitor.acts else ()
-    shown = {"facts": facts, "view": facts.view, "acts": visitor.acts, "actions": actions}
-    parts = {part: render(f"part_{part}.html", root="../", **shown) for part in PARTS if part != "events"}
-    return parts | {"events": events_part(facts, EVERYTHING)}
+    shown = {"root": "../", "facts": facts, "view": facts.view, "acts": visitor.acts, "actions": actions}
+    parts = {part: render(f"part_{part}.html", **shown) for part in PARTS if part not in ASKED_PARTS}
+    return parts | _asked_parts(facts, visitor, NOTHING_ASKED)
+
+
+def asked_parts(facts: JobFacts, visitor: Visitor, asked: JobQuery) -> dict[str, str]:
+    """Render the parts that differ from those of `job_parts` by what is asked; none if nothing is."""
+    return _asked_parts(facts, visitor, asked) if asked != NOTHING_ASKED else {}
+
+
+def _asked_parts(facts: JobFacts, visitor: Visitor, asked: JobQuery) -> dict[str, str]:
+    return {"events": _events_part(facts, asked)}
+
+
+def _events_part(facts: JobFacts, asked: JobQuery) -> str:
+    problem = ""
+    rows: list[EventRow] = []
+    try:
+        rows = event_rows(facts.notes, asked.filter(facts.now), each=asked.each_event)
+    except Rejection as error:  # what is asked changes while it is typed
+        problem = str(error)
+    return render(
+        "part_events.html",
+        facts=facts,
+        view=facts.view,
+        rows=rows[:EVENTS_SHOWN],
+        left_out=len(rows) - len(rows[:EVENTS_SHOWN]),
+        problem=problem,
+    )
 
 
 def confirm_page(view: JobView, action: Action, visitor: Visitor) -> str:
@@ -219,7 +211,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("age", "clock", "moment", "number", "size", "ranks", "units"):
+    for name in ("age", "clock", "instant", "moment", "number", "size", "ranks", "units"):
         environment.filters[name] = getattr(words, name)
     environment.filters["seconds"] = seconds_text
     environment.filters["quoted"] = partial(quote, safe="")
@@ -232,6 +224,7 @@ def _environment() -> Environment:
         curve_height=drawing.CURVE_HEIGHT,
         row=drawing.ROW,
         ACTIONS=ACTIONS,
+        GLYPHS=drawing.GLYPHS,
         money=money_text,
         price=price_text,
         nanos=NANOS,

@@ -22,6 +22,7 @@ from google.protobuf.message import Message
 from elastane_master.dashboard import pages
 from elastane_master.dashboard.actions import action_of, request_of, result_of
 from elastane_master.dashboard.answers import fields_of, html, see_other, sentence
+from elastane_master.dashboard.asked import JobQuery
 from elastane_master.dashboard.browser import (
     checked_token,
     cookie_name,
@@ -33,7 +34,7 @@ from elastane_master.dashboard.browser import (
 from elastane_master.dashboard.facts import Gatherer
 from elastane_master.dashboard.live import Live, PageRenderer, Parts
 from elastane_master.dashboard.local_calls import LocalCalls
-from elastane_master.dashboard.pages import AskedEvents, Held, Listed, Notice, Visitor
+from elastane_master.dashboard.pages import Held, Listed, Notice, Visitor
 from elastane_master.dashboard.run_routes import RunRoutes
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import job_view
@@ -154,7 +155,7 @@ class DashboardRoutes:
             visitor = self._visitor(self.caller_of(request, "/jobs/{job}", job))
             server = await self._job_server(job)
             notice = self.notice_of(f"jobs/{quote(job, safe='')}", request.query.get("notice", ""))
-            facts, asked = await self._lives()[0].facts(server), AskedEvents.of(request.query)
+            facts, asked = await self._lives()[0].facts(server), JobQuery.of(request.query)
             return html(pages.job_page(facts, visitor, notice, asked))
         except REFUSALS as error:
             return self.problem(request, as_rejection(error), root="../")

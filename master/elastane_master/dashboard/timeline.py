@@ -141,6 +141,11 @@ def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
     )
 
 
+def mark_kind(event: HistoryEvent | None) -> str:
+    """Return the kind of mark that an event is on the timeline; empty: it is none."""
+    return _MARKS.get(type(event), "")  # type: ignore[arg-type]
+
+
 def affordable(notes: Sequence[StoredNote]) -> Sequence[StoredNote]:
     """Return the newest events whose rings have at most `MEMBERS_MAX` members in total, or one ring."""
     count, first = 0, True
@@ -167,7 +172,7 @@ def _rings(notes: Sequence[StoredNote], ended: float) -> tuple[list[Ring], list[
         ring = fold.ring
         if forming and ring is not None and ring.replays and isinstance(dated.event, history.RingFormed):
             marks.append(Mark(dated.time, "replay", "", f"step {ring.resume_step} is run again"))
-        if (kind := _MARKS.get(type(dated.event))) is not None:
+        if kind := mark_kind(dated.event):
             marks.append(Mark(dated.time, kind, dated.worker if kind != "checkpoint" else "", dated.reason))
     if (last := fold.end(ended)) is not None:
         rings.append(last)

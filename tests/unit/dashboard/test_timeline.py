@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from elastane_master.dashboard.asked import JobQuery
 from elastane_master.dashboard.drawing import LEFT, WIDTH, draw_curve, draw_timeline
 from elastane_master.dashboard.facts import event_rows
-from elastane_master.dashboard.pages import AskedEvents
 from elastane_master.dashboard.pages import render as render
 from elastane_master.dashboard.timeline import LANES_MAX, MARKS_MAX, MEMBERS_MAX, STAYS_MAX, Stay, timeline
 from elastane_master.decisions.effects import Note
@@ -151,6 +151,8 @@ def test_the_table_of_events_cuts_the_members_of_large_rings() -> None:
         "part_events.html",
         facts=SimpleNamespace(notes=story.notes),
         rows=event_rows(story.notes),
+        left_out=0,
+        problem="",
         view=SimpleNamespace(name="j"),
     )
     assert "a[0:2], b[2:4]</small>" in html and "more characters)</small>" in html
@@ -166,6 +168,8 @@ def test_checkpoints_that_follow_each_other_are_one_row() -> None:
         "part_events.html",
         facts=SimpleNamespace(notes=story.notes),
         rows=event_rows(story.notes),
+        left_out=0,
+        problem="",
         view=SimpleNamespace(name="j"),
     )
     assert html.count("<tr data-sequence") == 2
@@ -178,7 +182,9 @@ def test_only_the_events_that_are_wanted_are_shown() -> None:
         story.tell(20.0 + step, "checkpoint_saved", at_step=step)
 
     def shown(now: float = 30.0, **asked: str) -> list[int]:
-        return [row.stored.sequence for row in event_rows(story.notes, AskedEvents.of(asked).filter(now))]
+        query = JobQuery.of(asked)
+        rows = event_rows(story.notes, query.filter(now), each=query.each_event)
+        return [row.stored.sequence for row in rows]
 
     everything = shown()
     assert everything == sorted(everything, reverse=True) and len(everything) == len(story.notes) - 2
@@ -186,9 +192,13 @@ def test_only_the_events_that_are_wanted_are_shown() -> None:
     assert {kinds[one] for one in shown(kind="worker")} == {"worker_joined", "worker_lost"}
     assert len(shown(kind="checkpoint_saved, worker_lost")) == 4, "what is asked for is not folded"
     assert {kinds[one] for one in shown(worker="b")} == {"worker_joined", "worker_lost", "ring_change"}
+    assert {kinds[one] for one in shown(search="Of B")} == {"worker_joined", "worker_lost"}
+    assert {kinds[one] for one in shown(search="ring formed")} == {"ring_formed"}
+    assert shown(search="of b", kind="worker_lost") == [6] and shown(search="nowhere") == []
+    assert len(shown(routine="each")) == len(story.notes)
     assert shown(since="5") == [one for one in everything if one >= 5]
     assert shown(since="10s") == everything[:1] and shown(now=22.5, since="1s") == everything[:1]
-    assert AskedEvents("a b", "w", "").query() == "?kind=a+b&worker=w" and AskedEvents().query() == ""
+    assert JobQuery("a b", "w", "").query() == "?kind=a+b&worker=w" and JobQuery().query() == ""
     with pytest.raises(Rejection, match="yesterday"):
         shown(since="yesterday")
 

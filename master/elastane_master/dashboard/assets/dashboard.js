@@ -65,6 +65,43 @@
       }
     };
   };
+  // Another part of the page is asked for: the address has it, and the updates come for it.
+  const base = (document.body.dataset.live ?? "").split("?")[0];
+  const ask = (query) => {
+    history.replaceState(null, "", query || location.pathname);
+    document.body.dataset.live = base + query;
+    over = false;
+    follow();
+  };
+  const fieldsOf = (form) => {
+    const query = new URLSearchParams(location.search);
+    query.delete("notice");
+    for (const field of form.elements) if (field.name) query.delete(field.name);
+    for (const [name, value] of new FormData(form)) if (value) query.set(name, value);
+    return query.size ? `?${query}` : "";
+  };
+  for (const form of document.querySelectorAll("form.ask")) {
+    let typing = 0;
+    const now = (event) => {
+      clearTimeout(typing);
+      event?.preventDefault();
+      ask(fieldsOf(form));
+    };
+    form.addEventListener("submit", now);
+    form.addEventListener("change", () => now());
+    form.addEventListener("input", () => {
+      clearTimeout(typing);
+      typing = setTimeout(now, 300);
+    });
+  }
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("a.ask");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    const focused = link.id;
+    ask(new URL(link.href).search);
+    if (focused) link.focus();
+  });
   document.addEventListener("visibilitychange", follow);
   addEventListener("pagehide", stop);
   // Gone back to: the browser shows the page as it was left, and nothing is followed any more.

@@ -85,6 +85,31 @@ async def test_a_job_is_followed_steered_and_read_by_keyboard(tmp_path: Path) ->
         assert events is not None and workers is not None
         assert workers["x"] > events["x"] + events["width"] and workers["y"] < events["y"]
         await expect(page.locator("#workers tbody tr")).to_have_count(1)
+        # Under the pointer, and under the cursor of the arrow keys, is what happened then.
+        readout = page.locator("#timeline .readout")
+        await page.locator("svg.timeline rect.h0").first.hover()
+        await expect(readout).to_contain_text("a: ESTs 0-1, generation 1")
+        await page.locator("#timeline .pointed").focus()
+        await page.keyboard.press("ArrowRight")
+        await expect(page.locator("svg.timeline line.cursor")).to_have_count(1)
+        # A part of it by a link and by dragging; the page shows it without being loaded again.
+        await page.evaluate("window.loaded = 'once'")
+        await page.locator("#zoom-in").click()
+        await expect(page.locator("#zoom-out")).to_be_visible()
+        assert "span=" in page.url
+        await page.locator("#zoom-all").click()
+        await expect(page.locator("#zoom-out")).to_have_count(0)
+        box = await page.locator("svg.timeline").bounding_box()
+        assert box is not None
+        await page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 30)
+        await page.mouse.down()
+        await page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 30)
+        await expect(page.locator("svg.timeline rect.cursor")).to_have_count(1)
+        await page.mouse.up()
+        await expect(page.locator("#zoom-out")).to_be_visible()
+        assert "began=" in page.url and await page.evaluate("window.loaded") == "once"
+        await page.locator("#zoom-all").click()
+        await expect(page.locator("#zoom-out")).to_have_count(0)
         # A search shows what matches while it is typed, and stays in the address.
         await page.get_by_label("Search").fill("LOST")
         await expect(page.locator("#events tbody tr")).to_have_count(2)

@@ -61,7 +61,7 @@ class JobQuery(PageQuery):
     """What is asked of a job's page.
 
     kind, worker, since, search: which events; kinds and workers are separated by commas. routine: "each" to
-    show routine events one by one.
+    show routine events one by one. span, began, until: part of the timeline (`time_axis.window`).
     """
 
     kind: str = ""
@@ -69,6 +69,9 @@ class JobQuery(PageQuery):
     since: str = ""
     search: str = ""
     routine: str = ""
+    span: str = ""
+    began: str = ""
+    until: str = ""
 
     @property
     def each_event(self) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from elastane_master.dashboard.drawing import CurvePicture, TimelinePicture, draw_curve, draw_timeline
+from elastane_master.dashboard.drawing import CurvePicture, draw_curve
 from elastane_master.dashboard.slot_facts import SlotFacts, slot_facts
 from elastane_master.dashboard.stage_facts import StageFacts, stage_facts
-from elastane_master.dashboard.timeline import affordable, mark_kind, timeline
+from elastane_master.dashboard.timeline import affordable, mark_kind
 from elastane_master.decisions.contexts import parts_bytes
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.events import Rejection
@@ -122,7 +122,6 @@ class JobFacts:
     contexts_left_out: int
     #: The newest events, oldest first; see `event_rows`.
     notes: tuple[StoredNote, ...]
-    picture: TimelinePicture | None
     #: The newest ones, newest first, and the number of further ones in `notes`.
     incidents: tuple[Incident, ...]
     incidents_left_out: int
@@ -159,7 +158,7 @@ class Gatherer:
         workers = {worker.worker: worker.session for worker in view.workers[:WORKERS_SHOWN]}
         heard = {name: server.liveness.last_heard(name, session) for name, session in workers.items()}
         rows, total, left_out = _contexts(server)
-        drawn, incidents = timeline(notes, now), _incidents(affordable(notes))
+        incidents = _incidents(affordable(notes))
         return JobFacts(
             view=view,
             now=now,
@@ -170,7 +169,6 @@ class Gatherer:
             contexts_bytes=total,
             contexts_left_out=left_out,
             notes=tuple(notes),
-            picture=draw_timeline(drawn) if drawn is not None else None,
             incidents=tuple(incidents[: -INCIDENTS_SHOWN - 1 : -1]),
             incidents_left_out=max(len(incidents) - INCIDENTS_SHOWN, 0),
             curves=drawn_curves[0],

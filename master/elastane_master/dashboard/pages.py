@@ -16,6 +16,8 @@ from elastane_master.dashboard import drawing, words
 from elastane_master.dashboard.actions import ACTIONS, Action
 from elastane_master.dashboard.asked import JobQuery
 from elastane_master.dashboard.facts import EVENTS_SHOWN, EventRow, JobFacts, event_rows
+from elastane_master.dashboard.time_axis import window, zooms
+from elastane_master.dashboard.timeline import affordable, bounds, timeline
 from elastane_master.decisions.amounts import NANOS
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.state import HALTED, OVER
@@ -32,7 +34,7 @@ PARTS: Final = (
 )  # fmt: skip
 """Parts of a job's page; each has its own template, and is sent again when it has changed."""
 
-ASKED_PARTS: Final = ("events",)
+ASKED_PARTS: Final = ("timeline", "events")
 """Those of them that depend on what a viewer asks."""
 
 NOTHING_ASKED: Final = JobQuery()
@@ -40,6 +42,7 @@ NOTHING_ASKED: Final = JobQuery()
 ASSETS: Final = {
     "dashboard.css": "text/css",
     "dashboard.js": "text/javascript",
+    "pointer.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
 
@@ -152,7 +155,18 @@ def asked_parts(facts: JobFacts, visitor: Visitor, asked: JobQuery) -> dict[str,
 
 
 def _asked_parts(facts: JobFacts, visitor: Visitor, asked: JobQuery) -> dict[str, str]:
-    return {"events": _events_part(facts, asked)}
+    return {"timeline": _timeline_part(facts, asked), "events": _events_part(facts, asked)}
+
+
+def _timeline_part(facts: JobFacts, asked: JobQuery) -> str:
+    notes = affordable(facts.notes)
+    if not notes:
+        return render("part_timeline.html", picture=None)
+    whole = bounds(notes, facts.now)
+    shown = window(*whole, asked.span, asked.began, asked.until)
+    drawn = timeline(notes, facts.now, (shown.began, shown.ended) if shown is not None else None)
+    picture = drawing.draw_timeline(drawn) if drawn is not None else None
+    return render("part_timeline.html", picture=picture, zooms=zooms(*whole, shown), asked=asked)
 
 
 def _events_part(facts: JobFacts, asked: JobQuery) -> str:

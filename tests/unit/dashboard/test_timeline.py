@@ -138,7 +138,7 @@ def test_a_ring_whose_members_were_cut_says_so() -> None:
     for at in (2.0, 3.0):
         seen = timeline(story.notes, now=9.0)
         assert seen is not None
-        pages.append(render("part_timeline.html", facts=SimpleNamespace(picture=draw_timeline(seen))))
+        pages.append(render("part_timeline.html", picture=draw_timeline(seen), zooms=[], asked=JobQuery()))
         story.ring(at, clip(", ".join(f"w{i}[{i}:{i + 1}]" for i in range(1000))), 2)
     assert ["first members" in page for page in pages] == [False, True]
 
@@ -228,6 +228,43 @@ def test_where_a_timeline_is_drawn() -> None:
     assert again.style == "replay" and again.title.endswith("step 7 is run again")
     for glyph in (*picture.glyphs, *picture.lines):
         assert LEFT <= glyph.x <= WIDTH and 0 < glyph.y < picture.height
+
+
+def test_a_part_of_a_timeline_has_what_happened_in_it() -> None:
+    story = death()
+    seen = timeline(story.notes, 20.0, (9.0, 12.0))
+    assert seen is not None and (seen.began, seen.ended) == (9.0, 12.0)
+    assert [lane.worker for lane in seen.lanes] == ["a", "b"]
+    assert [(stay.first, stay.after) for stay in seen.lanes[0].stays] == [(0, 2), (0, 4)]
+    assert [mark.kind for mark in (*seen.lanes[1].marks, *seen.marks)] == ["death", "replay"]
+    picture = draw_timeline(seen)
+    assert all(bar.x >= LEFT and bar.x + bar.width <= WIDTH - 7 for bar in picture.bars)
+    assert [tick.text for tick in picture.ticks][:2] == ["00:00:09", "00:00:09"] and len(picture.ticks) == 7
+
+
+def test_checkpoints_that_are_close_are_one_tick() -> None:
+    story = death()
+    for number in range(30):
+        story.tell(20.0 + number / 10, "checkpoint_saved", at_step=number)
+    story.tell(40.0, "checkpoint_saved", at_step=99)
+    seen = timeline(story.notes, now=60.0)
+    assert seen is not None and len(seen.checkpoints) == 31
+    many, one = draw_timeline(seen).saves
+    assert (many.label, one.label) == ("30", "") and many.x < many.x_last < one.x == one.x_last
+    assert many.title.startswith("00:00:22 the newest of 30 checkpoints: ") and one.at == 40.0
+
+
+def test_of_many_workers_those_with_news_are_shown_in_low_rows() -> None:
+    story = Story()
+    members = ", ".join(f"w{i}[{i}:{i + 1}]" for i in range(500))
+    story.ring(1.0, members, 1)
+    story.tell(2.0, "ring_formed", resume_step=0)
+    story.tell(9.0, "worker_lost", "w499")
+    seen = timeline(story.notes, now=20.0)
+    assert seen is not None and len(seen.lanes) == LANES_MAX and seen.left_out == 500 - LANES_MAX
+    assert "w499" in {lane.worker for lane in seen.lanes}
+    picture = draw_timeline(seen)
+    assert picture.height < 450 and picture.labels == ()
 
 
 def test_workers_with_whole_domain_names_are_told_apart() -> None:

@@ -8,6 +8,30 @@
     shown.dataset.state = state;
   };
 
+  // The master writes times in UTC; a viewer reads those of their own place.
+  const two = (value) => String(value).padStart(2, "0");
+  const local = (at) => {
+    const date = new Date(at * 1000);
+    const day = `${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+    const minute = `${two(date.getHours())}:${two(date.getMinutes())}`;
+    return { day, minute, second: `${minute}:${two(date.getSeconds())}`, year: date.getFullYear() };
+  };
+  globalThis.elastaneClock = (at) => local(at).second;
+  const localize = (root) => {
+    for (const one of root.querySelectorAll("[data-at]")) {
+      const { day, minute, second } = local(Number(one.dataset.at));
+      one.textContent = one.textContent
+        .replace(/^\d\d-\d\d \d\d:\d\d$/, `${day} ${minute}`)
+        .replace(/^\d\d:\d\d:\d\d/, second)
+        .replace(/^\d\d:\d\d$/, minute);
+    }
+    for (const one of root.querySelectorAll("time[datetime]")) {
+      const { day, second, year } = local(Date.parse(one.dateTime) / 1000);
+      one.textContent = one.textContent.length > 8 ? `${year}-${day} ${second}` : second;
+    }
+    for (const one of root.querySelectorAll(".js")) one.hidden = false;
+  };
+
   const replace = (name, html) => {
     const part = document.querySelector(`[data-part="${name}"]`);
     if (!part) return;
@@ -18,6 +42,7 @@
     // What somebody has unfolded stays unfolded.
     const unfolded = [...part.querySelectorAll("details[open][id]")].map((one) => one.id);
     part.innerHTML = html;
+    localize(part);
     for (const id of unfolded) {
       const folded = document.getElementById(id);
       if (folded) folded.open = true;
@@ -48,6 +73,7 @@
     const asked = (source = new EventSource(document.body.dataset.live));
     asked.addEventListener("parts", (event) => {
       for (const [name, html] of Object.entries(JSON.parse(event.data))) replace(name, html);
+      document.dispatchEvent(new CustomEvent("replaced"));
       say("live", "live");
     });
     asked.addEventListener("refused", (event) => {
@@ -94,6 +120,7 @@
       typing = setTimeout(now, 300);
     });
   }
+  document.addEventListener("ask", (event) => ask(event.detail));
   document.addEventListener("click", (event) => {
     const link = event.target.closest?.("a.ask");
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -126,7 +153,7 @@
     event.preventDefault();
   });
 
-  for (const one of document.querySelectorAll(".js")) one.hidden = false;
+  localize(document);
   document.getElementById("notice")?.focus();
   follow();
 })();

@@ -92,6 +92,16 @@ async def test_a_job_is_followed_steered_and_read_by_keyboard(tmp_path: Path) ->
         await page.locator("#timeline .pointed").focus()
         await page.keyboard.press("ArrowRight")
         await expect(page.locator("svg.timeline line.cursor")).to_have_count(1)
+        # A curve's values by the pointer, and its axis by a form, without the page being loaded again.
+        await page.locator("svg.values").hover(position={"x": 3, "y": 40})
+        await expect(page.locator("#curves .readout")).to_have_text("step 0: 1")
+        await page.get_by_label("logarithmic").check()
+        await page.get_by_label("smoothed").select_option("0.9")
+        await expect(page.locator("polyline.raw")).to_have_count(1)
+        assert page.url.endswith("?scale=log&smooth=0.9")
+        await page.get_by_label("logarithmic").uncheck()
+        await page.get_by_label("smoothed").select_option("")
+        await expect(page.locator("polyline.raw")).to_have_count(0)
         # A part of it by a link and by dragging; the page shows it without being loaded again.
         await page.evaluate("window.loaded = 'once'")
         await page.locator("#zoom-in").click()

@@ -115,7 +115,7 @@ async def test_a_job_without_javascript(tmp_path: Path) -> None:
         assert re.search(r"a 2 20-24 1 \d\.\d s", words), "who holds what, for how long"
         assert "epoch 1, batch 2" in words and "worker joined" in words
         assert "Prices an hour spot 0.90 USD, on demand 3.00 USD" in words
-        assert "ESTs 0-1, generation 1" in page and '<polyline class="curve"' in page
+        assert "ESTs 0-1, generation 1" in page and '<polyline class="curve line0"' in page
         assert re.search(r'<rect class="h0"', page)
         # No script or style but the files; no page needs them to be read.
         assert re.findall(r"<script[^>]*>(.)", page) == ["<"]

@@ -61,7 +61,8 @@ class JobQuery(PageQuery):
     """What is asked of a job's page.
 
     kind, worker, since, search: which events; kinds and workers are separated by commas. routine: "each" to
-    show routine events one by one. span, began, until: part of the timeline (`time_axis.window`).
+    show routine events one by one. span, began, until: part of the timeline (`time_axis.window`). scale,
+    smooth: how curves are drawn (`curve_drawing.Scale`).
     """
 
     kind: str = ""
@@ -72,6 +73,8 @@ class JobQuery(PageQuery):
     span: str = ""
     began: str = ""
     until: str = ""
+    scale: str = ""
+    smooth: str = ""
 
     @property
     def each_event(self) -> bool:

@@ -1,16 +1,14 @@
-"""Layout of timelines and curves: positions of shapes, which templates turn into SVG. Pure."""
+"""Layout of timelines and steps of pipelines: shapes that templates turn into SVG. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from elastane_master.dashboard.time_axis import tick_text, ticks
 from elastane_master.dashboard.timeline import Lane, Mark, Timeline
-from elastane_master.dashboard.words import age, clock, number, ranks
-from elastane_master.jobs.curves import Bucket
+from elastane_master.dashboard.words import age, clock, ranks
 from elastane_planner.amounts import seconds_text
 from elastane_planner.plan import Plan
 from elastane_planner.simulate import Timeline as StepTimeline
@@ -20,7 +18,6 @@ WIDTH: Final = 900
 LEFT: Final = 150
 ROW: Final = 26
 HUES: Final = 8
-CURVE_HEIGHT: Final = 170
 BLOCKS_DRAWN: Final = 4000
 """Of a step; of longer ones the rest is left out."""
 LANES_HEIGHT: Final = 12 * ROW
@@ -117,19 +114,6 @@ class TimelinePicture:
     left_out: int
     complete: bool
     cut: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePicture:
-    """Shapes of a curve. line, band: points in SVG's syntax; empty with fewer than two finite values."""
-
-    name: str
-    last: str
-    line: str
-    band: str
-    dot: tuple[float, float] | None
-    labels: tuple[Label, ...]
-    bottom: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,38 +238,3 @@ def _bars(lane: Lane, y: int, row: int, across: Callable[[float], float]) -> lis
         if stay.formed is not None:
             bars.append(Bar(ready, top, width, height, hue, label, title, stay.began))
     return bars
-
-
-def draw_curve(name: str, buckets: Sequence[Bucket]) -> CurvePicture:
-    """Lay out a curve over steps, with a band from the least to the greatest value of each bucket."""
-    points = [(bucket.start, bucket.mean) for bucket in buckets if math.isfinite(bucket.mean)]
-    last = number(buckets[-1].last) if buckets else "none"
-    bottom = CURVE_HEIGHT - 26
-    if not points:
-        return CurvePicture(name, last, "", "", None, (), bottom)
-    inside = [one for one in buckets if math.isfinite(one.low) and math.isfinite(one.high)]
-    edges = [edge for one in inside for edge in (one.low, one.high)]
-    left, right = points[0][0], points[-1][0]
-    low, high = min([y for _, y in points] + edges), max([y for _, y in points] + edges)
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        sideways = (x - left) / (right - left) if right > left else 0.5
-        # Halved first: the difference of two large numbers may overflow.
-        span = high / 2 - low / 2  # may also be 0 for two adjacent denormal numbers
-        up = (y / 2 - low / 2) / span if span > 0 else 0.5
-        return round(LEFT + sideways * (WIDTH - LEFT - 8), 1), round(8 + (1 - up) * (bottom - 14), 1)
-
-    def path(places: Sequence[tuple[float, float]]) -> str:
-        return " ".join(f"{x},{y}" for x, y in (place(*one) for one in places))
-
-    band = [(float(one.start), one.high) for one in inside]
-    band += [(float(one.start), one.low) for one in reversed(inside)]
-    labels = (
-        Label(LEFT - 8, 14, number(high), "end"),
-        Label(LEFT - 8, bottom, number(low), "end"),
-        Label(LEFT, CURVE_HEIGHT - 8, f"step {left}"),
-        Label(WIDTH - 8, CURVE_HEIGHT - 8, f"step {right}", "end"),
-    )
-    line = path([(float(x), y) for x, y in points]) if len(points) > 1 else ""
-    dot = place(*points[0]) if len(points) == 1 else None
-    return CurvePicture(name, last, line, path(band) if len(inside) > 1 else "", dot, labels, bottom)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from elastane_master.dashboard.drawing import CurvePicture, draw_curve
+from elastane_master.dashboard.curve_drawing import POINTS_DRAWN
 from elastane_master.dashboard.slot_facts import SlotFacts, slot_facts
 from elastane_master.dashboard.stage_facts import StageFacts, stage_facts
 from elastane_master.dashboard.timeline import affordable, mark_kind
@@ -21,7 +21,7 @@ from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import JobView, ProgressView, job_view, list_tasks, progress_views
 from elastane_master.jobs import records
-from elastane_master.jobs.curves import Curves
+from elastane_master.jobs.curves import Bucket, Curves
 from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.recent_notes import RecentNotes
@@ -125,7 +125,8 @@ class JobFacts:
     #: The newest ones, newest first, and the number of further ones in `notes`.
     incidents: tuple[Incident, ...]
     incidents_left_out: int
-    curves: tuple[CurvePicture, ...]
+    #: The first ones by name.
+    curves: dict[str, list[Bucket]]
     curves_left_out: int
     #: Of a pipeline.
     stages: StageFacts | None
@@ -147,11 +148,11 @@ class Gatherer:
         """Return the current contents of a job's page; errors of the store are listed in `missing`."""
         missing: list[str] = []
         kept = self._kept_notes(server)
-        drawn_curves: tuple[tuple[CurvePicture, ...], int] = ((), 0)
+        logged: tuple[dict[str, list[Bucket]], int] = ({}, 0)
         if await self._read(_settled(server), "what is shown may not be stored yet", missing):
             await self._read(kept.catch_up(self._jobs), "older events are left out", missing)
             if curves := await self._read(self._metrics.curves(server), "no logged values", missing):
-                drawn_curves = _drawn(curves[0])
+                logged = _shown(curves[0])
         notes = kept.all()
         machine, now = server.machine, server.clock()
         view = job_view(machine, now)
@@ -171,8 +172,8 @@ class Gatherer:
             notes=tuple(notes),
             incidents=tuple(incidents[: -INCIDENTS_SHOWN - 1 : -1]),
             incidents_left_out=max(len(incidents) - INCIDENTS_SHOWN, 0),
-            curves=drawn_curves[0],
-            curves_left_out=drawn_curves[1],
+            curves=logged[0],
+            curves_left_out=logged[1],
             stages=stage_facts(server, view.pipeline),
             slots=slot_facts(server),
             missing=tuple(missing),
@@ -334,8 +335,8 @@ def _contexts(server: JobServer) -> tuple[tuple[ContextRow, ...], int, int]:
     return tuple(rows), total, max(len(kept[step]) - CONTEXTS_SHOWN, 0)
 
 
-def _drawn(curves: Curves) -> tuple[tuple[CurvePicture, ...], int]:
-    """Draw the first curves by name; return them with the number of omitted ones."""
+def _shown(curves: Curves) -> tuple[dict[str, list[Bucket]], int]:
+    """Return the first curves by name, and the number of omitted ones."""
     names = sorted(curves.series)
-    drawn = tuple(draw_curve(name, curves.points(name)) for name in names[:CURVES_SHOWN])
-    return drawn, max(len(names) - CURVES_SHOWN, 0) + curves.left_out
+    shown = {name: list(curves.points(name, POINTS_DRAWN)) for name in names[:CURVES_SHOWN]}
+    return shown, max(len(names) - CURVES_SHOWN, 0) + curves.left_out

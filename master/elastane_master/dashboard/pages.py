@@ -12,9 +12,10 @@ from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from elastane_master.dashboard import drawing, words
+from elastane_master.dashboard import curve_drawing, drawing, words
 from elastane_master.dashboard.actions import ACTIONS, Action
 from elastane_master.dashboard.asked import JobQuery
+from elastane_master.dashboard.curve_drawing import Scale, draw_curve
 from elastane_master.dashboard.facts import EVENTS_SHOWN, EventRow, JobFacts, event_rows
 from elastane_master.dashboard.time_axis import window, zooms
 from elastane_master.dashboard.timeline import affordable, bounds, timeline
@@ -34,7 +35,7 @@ PARTS: Final = (
 )  # fmt: skip
 """Parts of a job's page; each has its own template, and is sent again when it has changed."""
 
-ASKED_PARTS: Final = ("timeline", "events")
+ASKED_PARTS: Final = ("timeline", "curves", "events")
 """Those of them that depend on what a viewer asks."""
 
 NOTHING_ASKED: Final = JobQuery()
@@ -155,7 +156,17 @@ def asked_parts(facts: JobFacts, visitor: Visitor, asked: JobQuery) -> dict[str,
 
 
 def _asked_parts(facts: JobFacts, visitor: Visitor, asked: JobQuery) -> dict[str, str]:
-    return {"timeline": _timeline_part(facts, asked), "events": _events_part(facts, asked)}
+    return {
+        "timeline": _timeline_part(facts, asked),
+        "curves": _curves_part(facts, asked),
+        "events": _events_part(facts, asked),
+    }
+
+
+def _curves_part(facts: JobFacts, asked: JobQuery) -> str:
+    scale = Scale.of(asked.scale, asked.smooth)
+    curves = [draw_curve(name, {"": buckets}, scale) for name, buckets in facts.curves.items()]
+    return render("part_curves.html", curves=curves, facts=facts)
 
 
 def _timeline_part(facts: JobFacts, asked: JobQuery) -> str:
@@ -235,7 +246,12 @@ def _environment() -> Environment:
     environment.globals.update(
         width=drawing.WIDTH,
         left=drawing.LEFT,
-        curve_height=drawing.CURVE_HEIGHT,
+        curve_width=curve_drawing.CURVE_WIDTH,
+        curve_height=curve_drawing.CURVE_HEIGHT,
+        curve_left=curve_drawing.CURVE_LEFT,
+        curve_right=curve_drawing.CURVE_RIGHT,
+        curve_bottom=curve_drawing.CURVE_BOTTOM,
+        smoothings=curve_drawing.SMOOTHINGS,
         row=drawing.ROW,
         ACTIONS=ACTIONS,
         GLYPHS=drawing.GLYPHS,

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from elastane_master.dashboard.asked import JobQuery
-from elastane_master.dashboard.drawing import LEFT, WIDTH, draw_curve, draw_timeline
+from elastane_master.dashboard.drawing import LEFT, WIDTH, draw_timeline
 from elastane_master.dashboard.facts import event_rows
 from elastane_master.dashboard.pages import render as render
 from elastane_master.dashboard.timeline import LANES_MAX, MARKS_MAX, MEMBERS_MAX, STAYS_MAX, Stay, timeline
 from elastane_master.decisions.effects import Note
 from elastane_master.decisions.events import Rejection
-from elastane_master.jobs.curves import Bucket
 from elastane_master.jobs.limits import clip
 from elastane_master.jobs.records import StoredNote
 from elastane_proto.history.upgrade import upgraded
@@ -287,25 +286,3 @@ def test_a_job_of_one_moment_can_be_drawn() -> None:
     story.tell(5.0, "ring_formed", resume_step=0)
     seen = timeline(story.notes, now=5.0)
     assert seen is not None and len(draw_timeline(seen).bars) == 1
-
-
-def bucket(start: int, mean: float, low: float | None = None, high: float | None = None) -> Bucket:
-    least, most = mean if low is None else low, mean if high is None else high
-    return Bucket(start, start + 1, 1, mean, least, most, mean)
-
-
-def test_curves_stand_in_their_frame_and_pass_over_what_is_no_number() -> None:
-    inf, nan = float("inf"), float("nan")
-    points = [bucket(0, 4.0, 3.0, 9.0), bucket(10, nan), bucket(20, 1e308, -1e308, 1e308), bucket(30, inf)]
-    drawn = draw_curve("loss", points)
-    places = [tuple(map(float, pair.split(","))) for pair in drawn.line.split()]
-    assert len(places) == 2 and places[0][0] == LEFT and places[0][0] < places[1][0] <= WIDTH
-    assert all(0 <= y <= drawn.bottom for _, y in places)
-    assert len(drawn.band.split()) == 4 and drawn.last == "inf"
-    assert draw_curve("one", [bucket(3, 2.0)]).dot is not None
-    nothing = draw_curve("none", [bucket(0, nan)])
-    assert (nothing.line, nothing.band, nothing.dot) == ("", "", None)
-    flat = draw_curve("flat", [bucket(0, 2.0), bucket(1, 2.0)])
-    assert all("nan" not in pair for pair in flat.line.split())
-    least = draw_curve("least", [bucket(0, 0.0), bucket(1, 5e-324)])
-    assert len(least.line.split()) == 2, "their difference has no half"

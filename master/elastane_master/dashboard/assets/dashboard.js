@@ -154,6 +154,7 @@
   });
 
   localize(document);
+  for (const one of document.querySelectorAll(".nojs")) one.hidden = true;
   document.getElementById("notice")?.focus();
   follow();
 })();

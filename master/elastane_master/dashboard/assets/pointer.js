@@ -42,9 +42,31 @@
     return [`${clock(at)}`, ...titles.slice(0, 6)].join(" · ");
   };
 
+  // The values of all lines of a curve at the step nearest to a place, and where they are.
+  const valuesAt = (svg, x) => {
+    const words = [];
+    const places = [];
+    for (const line of svg.querySelectorAll("polyline.curve")) {
+      const points = line.getAttribute("points").split(" ").map((pair) => pair.split(",").map(Number));
+      let nearest = 0;
+      points.forEach(([left], place) => {
+        if (Math.abs(left - x) < Math.abs(points[nearest][0] - x)) nearest = place;
+      });
+      const [step, value, raw] = line.dataset.values.split(";")[nearest].split(" ");
+      places.push(points[nearest]);
+      const label = line.dataset.label ? `${line.dataset.label}, ` : "";
+      words.push(`${label}step ${step}: ${value}${raw ? ` (raw ${raw})` : ""}`);
+    }
+    return { words: words.join(" · "), places };
+  };
+
   const show = () => {
     document.querySelectorAll(".cursor").forEach((one) => one.remove());
-    if (!pointed || !pointed.box.isConnected) return;
+    if (pointed && !pointed.box.isConnected) {
+      // The whole figure was replaced.
+      pointed.box = pointed.box.id && document.getElementById(pointed.box.id);
+    }
+    if (!pointed?.box) return;
     const svg = pictureOf(pointed.box);
     const readout = readoutOf(pointed.box);
     if (!svg || !readout) return;
@@ -54,7 +76,9 @@
       add(svg, "rect", { class: "cursor", x: left, y: 0, width: right - left, height: bottom });
     }
     add(svg, "line", { class: "cursor", x1: pointed.x, x2: pointed.x, y1: 0, y2: bottom });
-    const text = timelineWords(svg, pointed);
+    const values = svg.dataset.began ? null : valuesAt(svg, pointed.x);
+    for (const [x, y] of values?.places ?? []) add(svg, "circle", { class: "cursor", cx: x, cy: y, r: 4 });
+    const text = values ? values.words : timelineWords(svg, pointed);
     if (readout.textContent !== text) readout.textContent = text;
   };
 

@@ -166,8 +166,17 @@ async def test_a_job_is_followed_steered_and_read_by_keyboard(tmp_path: Path) ->
         await page.get_by_role("button", name="Cancel the job").click()
         await expect(page.locator("#notice")).to_contain_text("The job is cancelled")
         assert (await get_job(channel)).phase == job_pb2.JOB_PHASE_CANCELLED
+        await expect(page.locator("#live")).to_have_text("live")
         await page.keyboard.press("u")
         await page.wait_for_url(base + "/")
+        await page.get_by_role("searchbox").fill("zz")
+        await expect(page.get_by_text("None of 1 jobs is wanted")).to_be_visible()
+        await page.get_by_role("searchbox").fill("")
+        await page.get_by_label("State").select_option("over")
+        await expect(page.get_by_role("row", name=re.compile("cancelled"))).to_be_visible()
+        await page.get_by_role("link", name="Cost").click()
+        await expect(page.locator("th[aria-sort=descending]")).to_have_text("Cost")
+        assert page.url == base + "/?state=over&sort=cost"
         assert watched.faults == [] and watched.hosts == {base.removeprefix("http://")}
 
 

@@ -118,7 +118,7 @@ async def test_a_job_without_javascript(tmp_path: Path) -> None:
         assert "ESTs 0-1, generation 1" in page and '<polyline class="curve line0"' in page
         assert re.search(r'<rect class="h0"', page)
         # No script or style but the files; no page needs them to be read.
-        assert re.findall(r"<script[^>]*>(.)", page) == ["<"]
+        assert set(re.findall(r"<script[^>]*>(.)", page)) == {"<"}
         assert "style=" not in page and "<style" not in page
         assert not re.search(r"https?://", page.replace("http://www.w3.org", ""))
         # A death is seen, and its step is told to be run again.

@@ -62,7 +62,7 @@ class JobQuery(PageQuery):
 
     kind, worker, since, search: which events; kinds and workers are separated by commas. routine: "each" to
     show routine events one by one. span, began, until: part of the timeline (`time_axis.window`). scale,
-    smooth: how curves are drawn (`curve_drawing.Scale`).
+    smooth: how curves are drawn (`curve_drawing.Scale`). page: of the workers, from 1.
     """
 
     kind: str = ""
@@ -75,6 +75,7 @@ class JobQuery(PageQuery):
     until: str = ""
     scale: str = ""
     smooth: str = ""
+    page: str = ""
 
     @property
     def each_event(self) -> bool:
@@ -88,6 +89,28 @@ class JobQuery(PageQuery):
         except ValueError as error:
             raise Rejection("invalid_argument", str(error), field="since") from None
         return EventFilter(_names(self.kind), _names(self.worker), first, since, self.search)
+
+
+@dataclass(frozen=True, slots=True)
+class JobsQuery(PageQuery):
+    """What is asked of the list of jobs.
+
+    search: part of a name. state: one of `job_list.STATES`. sort: one of `job_list.ORDERS`. page: from 1.
+    """
+
+    search: str = ""
+    state: str = ""
+    sort: str = ""
+    page: str = ""
+
+    @property
+    def page_number(self) -> int:
+        return page_number(self.page)
+
+
+def page_number(text: str) -> int:
+    """Read the number of a page, from 1; what is none counts as 1."""
+    return max(int(text), 1) if text.isascii() and text.isdigit() and len(text) < 7 else 1
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -40,7 +40,9 @@ EVENTS_MAX: Final = 2000
 EVENTS_SHOWN: Final = 150
 EVENTS_AT_ONCE: Final = 500
 JOBS_KEPT: Final = 16
-WORKERS_SHOWN: Final = 200
+WORKERS_SHOWN: Final = 50
+"""Of one page of them."""
+
 HOLDERS_SHOWN: Final = 100
 FAILED_SHOWN: Final = 20
 CONTEXTS_SHOWN: Final = 64
@@ -115,7 +117,6 @@ class JobFacts:
     view: JobView
     now: float
     heard: dict[str, float | None]
-    workers_left_out: int
     queues: tuple[Queue, ...]
     contexts: tuple[ContextRow, ...]
     contexts_bytes: int
@@ -156,7 +157,7 @@ class Gatherer:
         notes = kept.all()
         machine, now = server.machine, server.clock()
         view = job_view(machine, now)
-        workers = {worker.worker: worker.session for worker in view.workers[:WORKERS_SHOWN]}
+        workers = {worker.worker: worker.session for worker in view.workers}
         heard = {name: server.liveness.last_heard(name, session) for name, session in workers.items()}
         rows, total, left_out = _contexts(server)
         incidents = _incidents(affordable(notes))
@@ -164,7 +165,6 @@ class Gatherer:
             view=view,
             now=now,
             heard={name: None if at is None else max(now - at, 0.0) for name, at in heard.items()},
-            workers_left_out=max(len(view.workers) - WORKERS_SHOWN, 0),
             queues=tuple(_queue(server, one, now) for one in progress_views(machine, now)),
             contexts=rows,
             contexts_bytes=total,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -112,7 +112,7 @@ class Live:
         return await self.serve(request, pages, call)
 
     async def jobs(
-        self, request: web.Request, made: Callable[[], Parts], call: HttpCall
+        self, request: web.Request, made: Callable[[], Awaitable[Parts]], call: HttpCall
     ) -> web.StreamResponse:
         """Stream the list of jobs, polled once a second because there is no common event for all jobs.
 
@@ -121,7 +121,7 @@ class Live:
 
         async def pages() -> AsyncIterator[Parts]:
             while True:
-                yield made()
+                yield await made()
                 await asyncio.sleep(1.0)
 
         return await self.serve(request, pages, call)

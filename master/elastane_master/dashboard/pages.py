@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -12,11 +14,12 @@ from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from elastane_master.dashboard import curve_drawing, drawing, words
+from elastane_master.dashboard import curve_drawing, drawing, sparklines, words
 from elastane_master.dashboard.actions import ACTIONS, Action
-from elastane_master.dashboard.asked import JobQuery
+from elastane_master.dashboard.asked import JobQuery, JobsQuery, page_number
 from elastane_master.dashboard.curve_drawing import Scale, draw_curve
-from elastane_master.dashboard.facts import EVENTS_SHOWN, EventRow, JobFacts, event_rows
+from elastane_master.dashboard.facts import EVENTS_SHOWN, WORKERS_SHOWN, EventRow, JobFacts, event_rows
+from elastane_master.dashboard.job_list import ORDERS, STATES, JobRow, select
 from elastane_master.dashboard.time_axis import window, zooms
 from elastane_master.dashboard.timeline import affordable, bounds, timeline
 from elastane_master.decisions.amounts import NANOS
@@ -35,7 +38,7 @@ PARTS: Final = (
 )  # fmt: skip
 """Parts of a job's page; each has its own template, and is sent again when it has changed."""
 
-ASKED_PARTS: Final = ("timeline", "curves", "events")
+ASKED_PARTS: Final = ("timeline", "curves", "events", "workers")
 """Those of them that depend on what a viewer asks."""
 
 NOTHING_ASKED: Final = JobQuery()
@@ -102,20 +105,36 @@ class Held:
 class Listed:
     """Contents of the list of jobs. held: jobs that are not served, by name."""
 
-    jobs: Sequence[JobView]
+    jobs: Sequence[JobRow]
     held: Mapping[str, Held] = field(default_factory=dict)
 
 
-def jobs_page(listed: Listed, visitor: Visitor, *, state: str) -> str:
+def jobs_page(listed: Listed, asked: JobsQuery, visitor: Visitor, *, state: str) -> str:
     """Render the page with the list of jobs. state: whether the master serves, in words."""
     return render(
-        "jobs.html", root="", visitor=visitor, state=state, live="live", parts={"jobs": jobs_part(listed)}
+        "jobs.html",
+        root="",
+        visitor=visitor,
+        state=state,
+        live=f"live{asked.query()}",
+        asked=asked,
+        states=STATES,
+        orders=ORDERS,
+        parts={"jobs": jobs_part(listed, asked)},
     )
 
 
-def jobs_part(listed: Listed) -> str:
+def jobs_part(listed: Listed, asked: JobsQuery) -> str:
     """Render only the table of jobs."""
-    return render("part_jobs.html", root="", jobs=listed.jobs, held=listed.held)
+    return render(
+        "part_jobs.html",
+        root="",
+        listing=select(listed.jobs, asked),
+        held=listed.held,
+        asked=asked,
+        spark_width=sparklines.WIDTH,
+        spark_height=sparklines.HEIGHT,
+    )
 
 
 def job_page(
@@ -160,7 +179,27 @@ def _asked_parts(facts: JobFacts, visitor: Visitor, asked: JobQuery) -> dict[str
         "timeline": _timeline_part(facts, asked),
         "curves": _curves_part(facts, asked),
         "events": _events_part(facts, asked),
+        "workers": _workers_part(facts, visitor, asked),
     }
+
+
+def _workers_part(facts: JobFacts, visitor: Visitor, asked: JobQuery) -> str:
+    """Render a page of the workers: first those that are in no ring."""
+    workers = sorted(facts.view.workers, key=lambda one: one.place == "member")
+    pages = max(math.ceil(len(workers) / WORKERS_SHOWN), 1)
+    page = min(page_number(asked.page), pages)
+    return render(
+        "part_workers.html",
+        root="../",
+        facts=facts,
+        view=facts.view,
+        acts=visitor.acts,
+        workers=workers[(page - 1) * WORKERS_SHOWN : page * WORKERS_SHOWN],
+        counts=Counter(one.place for one in workers),
+        page=page,
+        pages=pages,
+        asked=asked,
+    )
 
 
 def _curves_part(facts: JobFacts, asked: JobQuery) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import secrets
 import socket
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
@@ -22,7 +23,7 @@ from google.protobuf.message import Message
 from elastane_master.dashboard import pages
 from elastane_master.dashboard.actions import action_of, request_of, result_of
 from elastane_master.dashboard.answers import fields_of, html, see_other, sentence
-from elastane_master.dashboard.asked import JobQuery
+from elastane_master.dashboard.asked import JobQuery, JobsQuery
 from elastane_master.dashboard.browser import (
     checked_token,
     cookie_name,
@@ -32,10 +33,12 @@ from elastane_master.dashboard.browser import (
     token_of_cookie,
 )
 from elastane_master.dashboard.facts import Gatherer
+from elastane_master.dashboard.job_list import JobRow, row_of
 from elastane_master.dashboard.live import Live, PageRenderer, Parts
 from elastane_master.dashboard.local_calls import LocalCalls
 from elastane_master.dashboard.pages import Held, Listed, Notice, Visitor
 from elastane_master.dashboard.run_routes import RunRoutes
+from elastane_master.dashboard.sparklines import Sparklines
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import job_view
 from elastane_master.jobs.job_server import JobServer
@@ -102,6 +105,16 @@ class Dashboard(Protocol):
         """Reason why requests would be refused; empty while they are served."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """What shows the jobs of one store."""
+
+    jobs: JobServers
+    gatherer: Gatherer
+    live: Live
+    sparklines: Sparklines
+
+
 class DashboardRoutes:
     """Handlers of one master's dashboard. certificate: callers must have presented one."""
 
@@ -110,8 +123,8 @@ class DashboardRoutes:
         self._connections_max = connections_max
         self._certificate = certificate
         self._own_names = frozenset({socket.gethostname().lower()})
-        self._lists: dict[tuple[str, ...], tuple[float, str]] = {}
-        self._views: tuple[JobServers, Gatherer, Live] | None = None
+        self._lists: dict[tuple[tuple[str, ...], JobsQuery], tuple[float, str]] = {}
+        self._views: _Views | None = None
         self._notices: OrderedDict[str, tuple[str, Notice]] = OrderedDict()
 
     def add(self, app: web.Application) -> None:
@@ -135,7 +148,8 @@ class DashboardRoutes:
         try:
             caller = self.caller_of(request, "/")
             visitor = self._visitor(caller)
-            page = pages.jobs_page(self._listed(caller), visitor, state=self.state())
+            asked = JobsQuery.of(request.query)
+            page = pages.jobs_page(await self._listed(caller), asked, visitor, state=self.state())
         except REFUSALS as error:
             return self.problem(request, as_rejection(error), root="")
         return html(page)
@@ -143,11 +157,12 @@ class DashboardRoutes:
     async def _jobs_live(self, request: web.Request) -> web.StreamResponse:
         self.require_right_place(request)
         with self._master.gate.following("/live", self.authorization(request)) as call:
+            asked = JobsQuery.of(request.query)
 
-            def made() -> Parts:
-                return {"jobs": self._list(call.caller)}
+            async def made() -> Parts:
+                return {"jobs": await self._list(call.caller, asked)}
 
-            return await self._lives()[1].jobs(request, made, call)
+            return await self._lives().live.jobs(request, made, call)
 
     async def _job(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
@@ -155,7 +170,7 @@ class DashboardRoutes:
             visitor = self._visitor(self.caller_of(request, "/jobs/{job}", job))
             server = await self._job_server(job)
             notice = self.notice_of(f"jobs/{quote(job, safe='')}", request.query.get("notice", ""))
-            facts, asked = await self._lives()[0].facts(server), JobQuery.of(request.query)
+            facts, asked = await self._lives().gatherer.facts(server), JobQuery.of(request.query)
             return html(pages.job_page(facts, visitor, notice, asked))
         except REFUSALS as error:
             return self.problem(request, as_rejection(error), root="../")
@@ -164,7 +179,7 @@ class DashboardRoutes:
         job = request.match_info["job"]
         self.require_right_place(request)
         with self._master.gate.following("/jobs/{job}/live", self.authorization(request), job) as call:
-            return await self._lives()[1].job(request, await self._job_server(job), call)
+            return await self._lives().live.job(request, await self._job_server(job), call)
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -336,47 +351,50 @@ class DashboardRoutes:
     @property
     def live(self) -> Live:
         """The streams of all pages. Raises Rejection before the store is open."""
-        return self._lives()[1]
+        return self._lives().live
 
     def not_serving(self) -> Rejection:
         """Return the refusal while this master does not serve."""
         return Rejection("store_unavailable", f"this master {self.state()}")
 
-    def _lives(self) -> tuple[Gatherer, Live]:
+    def _lives(self) -> _Views:
         jobs = self._job_servers()
-        if self._views is None or self._views[0] is not jobs:
+        if self._views is None or self._views.jobs is not jobs:
             gatherer = Gatherer(jobs)
-            self._views = (jobs, gatherer, Live(PageRenderer(gatherer), self._connections_max))
-        return self._views[1], self._views[2]
+            live = Live(PageRenderer(gatherer), self._connections_max)
+            self._views = _Views(jobs, gatherer, live, Sparklines(jobs))
+        return self._views
 
-    def _listed(self, caller: Principal) -> Listed:
+    async def _listed(self, caller: Principal) -> Listed:
         """Return the jobs that the caller may see. Raises Rejection while this master does not serve."""
         jobs = self._master.jobs
         if jobs is None:
             return Listed([])
         seen = [server for server in jobs.all() if caller.covers(server.name)]
-        views = [job_view(server.machine, server.clock()) for server in seen[:JOBS_SHOWN]]
+        lines = await self._lives().sparklines.of(jobs.all())
+        rows = [row_of(server, lines.get(server.name, ("", ""))) for server in seen[:JOBS_SHOWN]]
         ended = [closed for closed in jobs.closed() if caller.covers(closed.name)]
         ended.sort(key=lambda closed: closed.ended_at, reverse=True)
-        views += [closed.record.view for closed in ended[: JOBS_SHOWN - len(views)]]
+        rows += [JobRow(closed.record.view) for closed in ended[: JOBS_SHOWN - len(rows)]]
         held = {
             name: Held(held_phase(error), Notice(str(error), error.hint, refused=True))
             for name, error in sorted(jobs.held().items())[:JOBS_SHOWN]
             if caller.covers(name)
         }
-        return Listed(sorted(views, key=lambda view: view.name), held)
+        return Listed(rows, held)
 
-    def _list(self, caller: Principal) -> str:
-        """Return the list as HTML, rendered once a second for all callers with the same rights.
+    async def _list(self, caller: Principal, asked: JobsQuery) -> str:
+        """Return the list as HTML, rendered once a second for all callers with the same rights and question.
 
         Raises Rejection.
         """
         now = asyncio.get_running_loop().time()
-        made = self._lists.get(caller.jobs)
+        key = (caller.jobs, asked)
+        made = self._lists.get(key)
         if made is None or now - made[0] > LIST_SECONDS:
             if len(self._lists) >= LISTS_KEPT:
                 self._lists.clear()
-            made = self._lists[caller.jobs] = (now, pages.jobs_part(self._listed(caller)))
+            made = self._lists[key] = (now, pages.jobs_part(await self._listed(caller), asked))
         return made[1]
 
     def state(self) -> str:

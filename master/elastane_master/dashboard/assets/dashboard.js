@@ -41,7 +41,12 @@
     const typed = [...part.querySelectorAll("input[id]")].filter((one) => one.value !== one.defaultValue);
     // What somebody has unfolded stays unfolded.
     const unfolded = [...part.querySelectorAll("details[open][id]")].map((one) => one.id);
+    const picked = [...part.querySelectorAll("input[type=checkbox]:checked")].map((one) => one.id);
     part.innerHTML = html;
+    for (const id of picked) {
+      const box = document.getElementById(id);
+      if (box) box.checked = true;
+    }
     localize(part);
     for (const id of unfolded) {
       const folded = document.getElementById(id);
@@ -96,6 +101,13 @@
   const ask = (query) => {
     history.replaceState(null, "", query || location.pathname);
     document.body.dataset.live = base + query;
+    const asked = new URLSearchParams(query);
+    for (const field of document.querySelectorAll("form.ask [name]")) {
+      if (field === document.activeElement) continue;
+      const value = asked.get(field.name) ?? "";
+      if (field.type === "checkbox") field.checked = value === field.value;
+      else field.value = value;
+    }
     over = false;
     follow();
   };

@@ -274,6 +274,34 @@ async def test_phone_dark_and_without_javascript(tmp_path: Path) -> None:
             await expect(watched.page.locator("#notice")).to_contain_text("Scaled to 1 to 2 workers")
 
 
+async def test_times_and_colours_are_those_of_the_viewer(tmp_path: Path) -> None:
+    async with (
+        dashboard_master(tmp_path) as (_, channel, base),
+        chromium() as browser,
+        watched_page(browser, timezone_id="Asia/Tokyo", color_scheme="light") as watched,
+    ):
+        await create_job(channel)
+        page = watched.page
+        await page.goto(f"{base}/jobs/j")
+        await expect(page.locator("#live")).to_have_text("live")
+        await expect(page.locator("#zone")).to_have_text("Times are those of Asia/Tokyo.")
+        shown = page.locator("tr[data-kind=job_created] time")
+        local, utc = await shown.text_content(), await shown.get_attribute("title")
+        assert local is not None and utc is not None
+        minutes = [60 * int(one[:2]) + int(one[3:5]) for one in (local, utc.split()[1])]
+        assert (minutes[0] - minutes[1]) % (24 * 60) == 9 * 60
+        # Colours change where the page stands, and stay.
+        light = await page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        await page.get_by_role("button", name="dark").click()
+        changed = "before => getComputedStyle(document.documentElement).backgroundColor !== before"
+        await page.wait_for_function(changed, arg=light)
+        assert await contrast(page) > 7
+        await page.goto(f"{base}/")
+        await expect(page.get_by_role("button", name="dark")).to_have_attribute("aria-pressed", "true")
+        assert await page.evaluate(changed, light)
+        assert watched.faults == []
+
+
 async def test_tokens_in_a_browser(tmp_path: Path) -> None:
     tokens = entry("ops", ["operator"], ["*"]) + entry("look", ["reader"], ["*"])
     async with (

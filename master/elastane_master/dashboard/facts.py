@@ -123,7 +123,7 @@ class JobFacts:
     contexts_left_out: int
     #: The newest events, oldest first; see `event_rows`.
     notes: tuple[StoredNote, ...]
-    #: The newest ones, newest first, and the number of further ones in `notes`.
+    #: Newest first, and restarts of the master after all others; the number of further ones in `notes`.
     incidents: tuple[Incident, ...]
     incidents_left_out: int
     #: The first ones by name.
@@ -170,7 +170,7 @@ class Gatherer:
             contexts_bytes=total,
             contexts_left_out=left_out,
             notes=tuple(notes),
-            incidents=tuple(incidents[: -INCIDENTS_SHOWN - 1 : -1]),
+            incidents=tuple(incidents[:INCIDENTS_SHOWN]),
             incidents_left_out=max(len(incidents) - INCIDENTS_SHOWN, 0),
             curves=logged[0],
             curves_left_out=logged[1],
@@ -263,10 +263,11 @@ def event_rows(
 
 
 def _incidents(notes: Sequence[StoredNote]) -> list[Incident]:
+    """Return incidents, newest first; restarts of the master, which cost little, after all others."""
     fold = IncidentFold()
     for stored in notes:
         fold.take(stored.dated)
-    return fold.incidents
+    return sorted(fold.incidents, key=lambda one: (one.kind == "master", -one.at))
 
 
 def _queue(server: JobServer, view: ProgressView, now: float) -> Queue:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import resources
@@ -13,10 +13,12 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from elastane_master.dashboard import curve_drawing, drawing, sparklines, words
 from elastane_master.dashboard.actions import ACTIONS, Action
 from elastane_master.dashboard.asked import JobQuery, JobsQuery, page_number
+from elastane_master.dashboard.comparison import common_series, figures
 from elastane_master.dashboard.curve_drawing import Scale, draw_curve
 from elastane_master.dashboard.facts import EVENTS_SHOWN, WORKERS_SHOWN, EventRow, JobFacts, event_rows
 from elastane_master.dashboard.job_list import ORDERS, STATES, JobRow, select
@@ -45,6 +47,8 @@ NOTHING_ASKED: Final = JobQuery()
 
 ASSETS: Final = {
     "dashboard.css": "text/css",
+    "light.css": "text/css",
+    "dark.css": "text/css",
     "dashboard.js": "text/javascript",
     "pointer.js": "text/javascript",
     "icon.svg": "image/svg+xml",
@@ -82,6 +86,17 @@ class Notice:
 def asset(name: str) -> bytes:
     """Return the content of one of ASSETS."""
     return resources.files("elastane_master.dashboard").joinpath("assets", name).read_bytes()
+
+
+THEMES: Final = ("auto", "light", "dark")
+"""Colours that a viewer may choose; auto: as the system."""
+
+
+def theme_css(theme: str) -> bytes:
+    """Return the style sheet with the colours of one of THEMES; of auto for any other."""
+    if theme in ("light", "dark"):
+        return asset(f"{theme}.css")
+    return asset("light.css") + b"@media (prefers-color-scheme: dark) {\n" + asset("dark.css") + b"}\n"
 
 
 @cache
@@ -236,6 +251,23 @@ def _events_part(facts: JobFacts, asked: JobQuery) -> str:
     )
 
 
+def compare_page(jobs: Sequence[JobFacts], asked: JobQuery, visitor: Visitor) -> str:
+    """Render the page that has two jobs side by side. asked: how their curves are drawn."""
+    scale = Scale.of(asked.scale, asked.smooth)
+    return render(
+        "compare.html",
+        root="",
+        visitor=visitor,
+        live="",
+        names=[one.view.name for one in jobs],
+        rows=figures(jobs),
+        curves=[draw_curve(name, series, scale) for name, series in common_series(jobs).items()],
+        asked=asked,
+        now=jobs[0].now,
+        missing=[f"{one.view.name}: {text}" for one in jobs for text in one.missing],
+    )
+
+
 def confirm_page(view: JobView, action: Action, visitor: Visitor) -> str:
     """Render the page that asks to confirm an action."""
     return render("confirm.html", root="../../", visitor=visitor, view=view, action=action, live="")
@@ -277,6 +309,8 @@ def _environment() -> Environment:
     )
     for name in ("age", "clock", "instant", "moment", "number", "size", "ranks", "units"):
         environment.filters[name] = getattr(words, name)
+    environment.filters["clock_tag"] = partial(_time_tag, words.clock)
+    environment.filters["moment_tag"] = partial(_time_tag, words.moment)
     environment.filters["seconds"] = seconds_text
     environment.filters["quoted"] = partial(quote, safe="")
     environment.filters["clip"] = clip  # 150 events that each list a ring of thousands would make megabytes
@@ -297,9 +331,17 @@ def _environment() -> Environment:
         money=money_text,
         price=price_text,
         nanos=NANOS,
+        scripted=False,
+        THEMES=THEMES,
         version=asset_version(),
     )
     return environment
+
+
+def _time_tag(form: Callable[[float], str], seconds: float) -> Markup:
+    """Return a time in UTC that scripts of the page replace by the viewer's."""
+    instant, moment = words.instant(seconds), words.moment(seconds)
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(instant, moment, form(seconds))
 
 
 def render(template: str, **values: Any) -> str:

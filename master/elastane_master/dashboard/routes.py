@@ -1,9 +1,11 @@
 """Routes of the dashboard: translation of requests, refusals and forms. The gate decides on access.
 
 /                   list of jobs        /jobs/JOB            one job
+/compare            two jobs (?job=A&job=B)
 /live               its live updates    /jobs/JOB/live       its live updates (server-sent events)
 /login, /logout     sets the cookie     /jobs/JOB/ACTION     GET: confirmation page; POST: action
-/assets/NAME        style, script, icon   /runs, /runs/RUN/...   runs of the training service (`run_routes`)
+/theme              chooses colours     /assets/NAME         style, script, icon
+                                        /runs, /runs/RUN/...   runs of the training service (`run_routes`)
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from elastane_master.dashboard.actions import action_of, request_of, result_of
 from elastane_master.dashboard.answers import fields_of, html, see_other, sentence
 from elastane_master.dashboard.asked import JobQuery, JobsQuery
 from elastane_master.dashboard.browser import (
+    THEME_COOKIE,
+    THEME_SECONDS,
+    came_from,
     checked_token,
     cookie_name,
     cookie_value,
@@ -76,7 +81,7 @@ _STATUS: Final = {
     "quota_exceeded": 429,
     "internal": 500,
 }
-_FORMS: Final = frozenset({"/login", "/logout", "/jobs/{job}/{action}", "/runs/{run}/{action}"})
+_FORMS: Final = frozenset({"/login", "/logout", "/theme", "/jobs/{job}/{action}", "/runs/{run}/{action}"})
 _TITLES: Final = {
     400: "This cannot be done",
     401: "Log in",
@@ -132,6 +137,8 @@ class DashboardRoutes:
         router = app.router
         router.add_get("/", self._jobs)
         router.add_get("/live", self._jobs_live, allow_head=False)
+        router.add_get("/compare", self._compare)
+        router.add_post("/theme", self._theme)
         router.add_get("/login", self._login_form)
         router.add_post("/login", self._login)
         router.add_post("/logout", self._logout)
@@ -175,6 +182,24 @@ class DashboardRoutes:
         except REFUSALS as error:
             return self.problem(request, as_rejection(error), root="../")
 
+    async def _compare(self, request: web.Request) -> web.Response:
+        names = list(dict.fromkeys(request.query.getall("job", [])))
+        try:
+            if len(names) != 2:
+                raise Rejection(
+                    "invalid_argument",
+                    f"{len(names)} jobs are chosen, not two",
+                    hint="choose two jobs of the list",
+                    field="job",
+                )
+            for name in names:  # each is a right of its own
+                visitor = self._visitor(self.caller_of(request, "/jobs/{job}", name))
+            servers = [await self._job_server(name) for name in names]
+            found = [await self._lives().gatherer.facts(server) for server in servers]
+            return html(pages.compare_page(found, JobQuery.of(request.query), visitor))
+        except REFUSALS as error:
+            return self.problem(request, as_rejection(error), root="")
+
     async def _job_live(self, request: web.Request) -> web.StreamResponse:
         job = request.match_info["job"]
         self.require_right_place(request)
@@ -183,11 +208,30 @@ class DashboardRoutes:
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
+        if name == "theme.css":
+            theme = pages.theme_css(request.cookies.get(THEME_COOKIE, ""))
+            headers = {hdrs.CACHE_CONTROL: "no-cache", hdrs.VARY: hdrs.COOKIE}
+            return web.Response(body=theme, content_type="text/css", charset="utf-8", headers=headers)
         if name not in pages.ASSETS:
             raise web.HTTPNotFound
         response = web.Response(body=pages.asset(name), content_type=pages.ASSETS[name], charset="utf-8")
         if request.query.get("v") == pages.asset_version():
             response.headers[hdrs.CACHE_CONTROL] = "public, max-age=86400, immutable"
+        return response
+
+    async def _theme(self, request: web.Request) -> web.Response:
+        try:
+            self.require_right_place(request)
+            require_same_site(request.headers, by_cookie=False)
+            theme = (await fields_of(request)).get("theme", "")
+            if theme not in pages.THEMES:
+                raise Rejection("invalid_argument", f"there are no colours {theme[:40]!r}", field="theme")
+        except REFUSALS as error:
+            return self.problem(request, as_rejection(error), root="")
+        response = see_other(came_from(request.headers) or "./")
+        response.set_cookie(
+            THEME_COOKIE, theme, path="/", secure=request.secure, samesite="Strict", max_age=THEME_SECONDS
+        )
         return response
 
     # ---------------------------------------------------------------- authentication

@@ -3,6 +3,7 @@
 (() => {
   const shown = document.getElementById("live");
   const say = (text, state) => {
+    if (!shown) return;
     shown.hidden = false;
     if (shown.textContent !== text) shown.textContent = text;
     shown.dataset.state = state;
@@ -69,7 +70,7 @@
   };
   const follow = () => {
     stop();
-    if (over) return;
+    if (over || !document.body.dataset.live) return;
     if (document.hidden) {
       // A browser has six connections to a master: tabs that nobody sees would leave none for the next page.
       say("not live: in the background", "away");
@@ -166,6 +167,27 @@
   });
 
   localize(document);
+  document.getElementById("zone").textContent = `Times are those of ${Intl.DateTimeFormat().resolvedOptions().timeZone}.`;
+
+  const themes = document.querySelectorAll(".theme button");
+  const showTheme = () => {
+    const chosen = document.cookie.match(/(?:^|; )elastane_theme=(\w+)/)?.[1] ?? "auto";
+    for (const one of themes) one.setAttribute("aria-pressed", one.value === chosen);
+  };
+  for (const one of themes) {
+    one.addEventListener("click", (event) => {
+      event.preventDefault();
+      fetch(one.form.action, { method: "POST", body: new URLSearchParams({ theme: one.value }), redirect: "manual" }).then(
+        () => {
+          const sheet = document.getElementById("theme");
+          sheet.href = `${sheet.href.split("?")[0]}?${Date.now()}`;
+          showTheme();
+        },
+        () => one.form.requestSubmit(one),
+      );
+    });
+  }
+  showTheme();
   for (const one of document.querySelectorAll(".nojs")) one.hidden = true;
   document.getElementById("notice")?.focus();
   follow();

@@ -50,7 +50,7 @@ def _figures(job: JobFacts) -> dict[str, str]:
     total = view.steps_per_epoch * view.epochs
     train = next((one.view.progress for one in job.queues if one.view.dataset == "train"), None)
     left = train.eta_seconds if train is not None and view.phase == "running" else None
-    costs = [one.cost_seconds for one in job.incidents if one.cost_seconds is not None]
+    waits = [one.formed_seconds for one in job.incidents if one.formed_seconds is not None]
     return {
         "state": view.phase.replace("_", " "),
         "created": f"{moment(view.created_at)} UTC",
@@ -63,7 +63,7 @@ def _figures(job: JobFacts) -> dict[str, str]:
             sum(isinstance(one.note.event, RingFormed) for one in job.notes)
         ),
         "incidents": str(len(job.incidents) + job.incidents_left_out),
-        "time lost to those shown": seconds_text(sum(costs)),
+        "rings formed again after, in all": seconds_text(sum(waits)),
         "worker time": age(cost.worker_nanos / NANOS),
         "of it useful": age(cost.useful_nanos / NANOS),
         "of it replayed": age(cost.replayed_nanos / NANOS),

@@ -1,12 +1,13 @@
-"""Incidents of a job, from its events in order: what was lost, for how long it kept the training. Pure.
+"""Incidents of a job, from its events in order: what was lost, how soon a ring was there again. Pure.
 
     fold = IncidentFold()
     for one in events:
         fold.take(one)
     fold.incidents  # oldest first
 
-Shown by the dashboard as a strip. Events alone are read, so that this is cheap while a job runs; `elastane
-report` measures the same pauses by the commits of steps.
+Shown by the dashboard as a strip. Events alone are read, so that this is cheap while a job runs. They do not
+tell what an incident cost, since the step in flight is run again, too: `elastane report` measures that between
+commits.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Incident:
     at: seconds since the Unix epoch. sequence: number of its event. workers: those that were lost, all at
     once; empty for the other kinds. generation: of the ring they were in; None: they were in none, so that
     the training did not stop. size: number of members of that ring.
-    cost_seconds: from the loss until a ring trained again; None: it does not yet, or the job stopped.
-    replaced_seconds: from the loss until a ring of the same size trained; None: as yet none.
+    formed_seconds: from the loss until a ring was formed again; None: as yet none, or the job stopped.
+    replaced_seconds: until one of the same size was.
     """
 
     kind: Kind
@@ -51,7 +52,7 @@ class Incident:
     workers: list[str] = field(default_factory=list)
     generation: int | None = None
     size: int = 0
-    cost_seconds: float | None = None
+    formed_seconds: float | None = None
     replaced_seconds: float | None = None
 
 
@@ -104,7 +105,7 @@ class IncidentFold:
         if ring is None:
             return
         for one in self.waits:
-            one.cost_seconds = at - one.at
+            one.formed_seconds = at - one.at
         self.waits = []
         for one in self._short:
             if len(ring.places) >= one.size:

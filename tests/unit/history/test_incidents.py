@@ -1,4 +1,4 @@
-"""What was lost, what it cost and when it was replaced, out of events as they are told."""
+"""What was lost, how soon a ring was there again and when it was replaced, out of events as told."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def trained() -> Story:
     return Story().tell(0.0, ring("abc")).tell(1.0, FORMED)
 
 
-def test_what_a_loss_cost_and_when_it_was_replaced() -> None:
+def test_how_soon_a_ring_is_formed_again_and_the_lost_one_replaced() -> None:
     story = trained().tell(10.0, lost("c"), ring("ab"))
     assert (story.last.kind, story.last.workers, story.last.size) == ("lost", ["c"], 3)
-    assert story.fold.waits == [story.last] and story.last.cost_seconds is None
+    assert story.fold.waits == [story.last] and story.last.formed_seconds is None
     story.tell(10.4, FORMED)
-    assert story.last.cost_seconds is not None and round(story.last.cost_seconds, 3) == 0.4
+    assert story.last.formed_seconds is not None and round(story.last.formed_seconds, 3) == 0.4
     assert story.last.replaced_seconds is None and story.fold.waits == []
     story.tell(18.0, e.WorkerJoined("d", "ring", "h"), ring("abd", planned=True))
     assert story.last.replaced_seconds is None, "not before the ring trains"
     story.tell(19.0, FORMED)
-    assert story.last.replaced_seconds == 9.0 and round(story.last.cost_seconds, 3) == 0.4
+    assert story.last.replaced_seconds == 9.0 and round(story.last.formed_seconds, 3) == 0.4
 
 
 def test_workers_of_one_host_are_one_incident_and_later_ones_are_their_own() -> None:
@@ -68,17 +68,17 @@ def test_workers_of_one_host_are_one_incident_and_later_ones_are_their_own() -> 
     # The ring is not formed yet: what is missing is counted from the ring that trained last.
     story.tell(12.0, lost("a"), ring("d")).tell(13.0, FORMED)
     first, second = story.fold.incidents
-    assert (first.cost_seconds, second.cost_seconds) == (3.0, 1.0) and second.size == 3
+    assert (first.formed_seconds, second.formed_seconds) == (3.0, 1.0) and second.size == 3
     story.tell(20.0, ring("def", planned=True), FORMED)
     assert (first.replaced_seconds, second.replaced_seconds) == (10.0, 8.0)
 
 
-def test_a_loss_outside_of_the_ring_costs_nothing_and_an_end_leaves_no_cost() -> None:
+def test_a_loss_outside_of_the_ring_stops_nothing_and_an_end_forms_none() -> None:
     story = trained().tell(5.0, lost("standby")).tell(7.0, ring("abcd", planned=True), FORMED)
-    assert story.last.generation is None and story.last.cost_seconds is None
+    assert story.last.generation is None and story.last.formed_seconds is None
     story.tell(8.0, e.WorkerEvicted("d", "hung"), e.JobSuspended("x"))
     story.tell(99.0, ring("abcd"), FORMED)
-    assert story.last.kind == "evicted" and story.last.cost_seconds is None, "it was stopped meanwhile"
+    assert story.last.kind == "evicted" and story.last.formed_seconds is None, "it was stopped meanwhile"
 
 
 def test_what_else_is_an_incident_and_what_is_not() -> None:

@@ -12,7 +12,7 @@ MINUTE: Final = 60.0
 HOUR: Final = 3600.0
 DAY: Final = 86_400.0
 _STEPS: Final = (
-    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0),
+    *(1.0, 2.0, 5.0, 10.0, 15.0, 30.0),
     *(minutes * MINUTE for minutes in (1, 2, 5, 10, 15, 30)),
     *(hours * HOUR for hours in (1, 2, 3, 6, 12)),
     *(days * DAY for days in (1, 2, 7, 14, 30, 90, 365)),

@@ -238,7 +238,7 @@ def test_a_part_of_a_timeline_has_what_happened_in_it() -> None:
     assert [mark.kind for mark in (*seen.lanes[1].marks, *seen.marks)] == ["death", "replay"]
     picture = draw_timeline(seen)
     assert all(bar.x >= LEFT and bar.x + bar.width <= WIDTH - 7 for bar in picture.bars)
-    assert [tick.text for tick in picture.ticks][:2] == ["00:00:09", "00:00:09"] and len(picture.ticks) == 7
+    assert [tick.text[-2:] for tick in picture.ticks] == ["09", "10", "11", "12"], "no label twice"
 
 
 def test_checkpoints_that_are_close_are_one_tick() -> None:

@@ -2,9 +2,9 @@
 
 P processes hold N = P * k vectors. The canonical all-reduce sums all N in gloo's order for N ranks. The peer
 adds up each process's k vectors and has gloo all-reduce the P sums, as plain gradient accumulation does, with
-different bits for every P. "shared memory": the method of workers on one machine; "sockets": that of workers
-on several machines, here over loopback. A time is that of the slowest process. With
-more processes than cores both sides wait for the scheduler.
+different bits for every P. "shared memory" is the transport of workers on one machine, "sockets" that of
+workers on several machines, here over loopback. Times are those of the slowest process. With more processes
+than cores both sides wait for the scheduler.
 """
 
 from __future__ import annotations

@@ -2,15 +2,14 @@
 
     python benchmarks/auto_against_fixed.py [--quick] [--steps N] [--seed N] [--at-once N] [--json [FILE]]
 
-One real job of eight ESTs, whose steps mostly wait, so that two cores carry several runs: 75 ms for each EST,
-and as much for each step beside them, so that fewer workers are cheaper and more are faster. It runs with
-each number of workers that pays, then by itself in two modes: `deadline`, whose cost is compared with that of
-the cheapest fixed number that is in time, and `budget`, whose time is compared with that of the fastest fixed
-number within it. Either limit is a little below what the third best fixed number took. Every run has the same
-faults at the same steps: a worker killed, the master killed, another worker killed; whoever started workers
-starts as many again as are wanted. Three runs go beside each other, slowed by that alike: about eight minutes
-of two idle cores; `--at-once 1` takes twenty. A job of fewer than some 300 steps (`--quick`) is too short to
-be scaled.
+Runs a real job of eight ESTs whose steps mostly sleep, so that two cores can run several at a time: 75 ms for
+each EST, and another 75 ms per step, so that fewer workers are cheaper and more workers are faster. It runs
+with each useful fixed number of workers, then scales itself in two modes: `deadline`, whose cost is compared
+with the cheapest fixed number that meets the deadline, and `budget`, whose time is compared with the fastest
+fixed number within the budget. Either limit is slightly below what the third best fixed number needed. Every
+run has the same faults at the same steps: a worker killed, the master killed, another worker killed; killed
+workers are replaced. Three runs at a time slow each other down equally and take about eight minutes on two
+idle cores; `--at-once 1` takes twenty. Jobs below about 300 steps (`--quick`) are too short to be scaled.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ SCRIPT: Final = Path(__file__).parent / "peer_scripts" / "waiting_job.py"
 ESTS: Final = 8
 EST_SECONDS: Final = 0.075
 REST_SECONDS: Final = 0.075
-"""Of a step beside its ESTs, in each worker."""
+"""Seconds of a step besides its ESTs, in each worker."""
 PRICE_MICROS: Final = 3_600_000_000
-"""Of a worker and hour: a unit of money a second."""
+"""Price of a worker per hour: one unit of money per second."""
 
 WITHIN: Final = 1.1
 LIMIT: Final = 0.97
-"""The deadline and the budget, as parts of what the third best fixed number took."""
+"""Deadline and budget, as fractions of what the third best fixed number needed."""
 _LOOK_SECONDS: Final = 0.1
 _END_SECONDS: Final = 1800.0
 
 
 @dataclass
 class Outcome:
-    """What one run took. seconds: from the start of its first worker to its end. changes: of its target."""
+    """Result of one run. seconds: from the start of its first worker to its end. changes: of the target."""
 
     name: str
     seconds: float
@@ -64,7 +63,7 @@ class Outcome:
 
 @dataclass
 class Faults:
-    """Faults at given steps, the same in every run; who is killed is drawn by a seed."""
+    """Faults at given steps, the same in every run; a seed selects the victims."""
 
     steps: Sequence[int]
     seed: int
@@ -74,7 +73,7 @@ class Faults:
         self._rng = random.Random(self.seed)
 
     def strike(self, cluster: LocalCluster, job: job_pb2.Job) -> None:
-        """Do what is due at the job's step."""
+        """Inject the faults that are due at the job's step."""
         if not self._left or job.step < self._left[0] or job.phase != job_pb2.JOB_PHASE_RUNNING:
             return
         number = len(self.steps) - len(self._left)
@@ -89,7 +88,7 @@ class Faults:
 
 
 class Provider:
-    """Starts and releases workers as the job wants."""
+    """Starts and releases workers to follow the job's target."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
@@ -97,7 +96,7 @@ class Provider:
         self.targets: list[int] = []
 
     def follow(self, job: job_pb2.Job) -> None:
-        """Start what is missing of the target, release who stands by beyond it."""
+        """Start workers that are missing for the target; release standby workers beyond it."""
         target = job.scaling.workers_target if job.HasField("scaling") else job.settings.workers_max
         if not self.targets or self.targets[-1] != target:
             self.targets.append(target)
@@ -179,7 +178,7 @@ def measure(arguments: argparse.Namespace, report: Report) -> None:
         ThreadPoolExecutor(arguments.at_once) as pool,
     ):
         folder = Path(text)
-        # The slowest first, so that it is not waited for at the end.
+        # The slowest first, so that the others run meanwhile.
         fixed = list(
             pool.map(
                 lambda count: run(folder, f"fixed-{count}", steps, arguments.seed, count),
@@ -187,7 +186,7 @@ def measure(arguments: argparse.Namespace, report: Report) -> None:
             )
         )
         by_time = sorted(fixed, key=lambda one: one.seconds)
-        # Some fixed numbers are in time, and others not.
+        # The limit must separate fixed numbers that meet it from those that do not.
         seconds = LIMIT * by_time[2].seconds
         by_money = sorted(fixed, key=lambda one: one.money)
         money = LIMIT * by_money[2].money
@@ -219,12 +218,12 @@ def measure(arguments: argparse.Namespace, report: Report) -> None:
 
 
 def row(case: str, ours: float, best: float, name: str, unit: str = "") -> Row:
-    """Return a figure beside the best fixed number's."""
+    """Build a row: a figure beside that of the best fixed number."""
     return Row(case, Series([ours], unit), Series([best], unit), name, target=WITHIN)
 
 
 def bound(case: str, ours: float, most: float, unit: str) -> Row:
-    """Return a figure that has a bound."""
+    """Build a row: a figure with an upper bound."""
     return Row(case, Series([ours], unit), target=most, target_absolute=True)
 
 

@@ -1,9 +1,9 @@
 """Study of the autoscaler: how near its final number of workers comes to the best, and what finding it costs.
 
-Pure simulation, seeded. Each run is a job with N ESTs that starts with some number of workers; its steps take
-what a law of speed says, with noise. The best number is found by trying all rungs in the law itself. Regret
-is strict: it counts the whole run, first steps with the wrong number, measuring and changes included, beside
-a run that has the best number from its first step on.
+Pure, seeded simulation. Each run is a job with N ESTs that starts with some number of workers; its step times
+follow a scaling law, with noise. The best number is found by evaluating the law at all rungs. Regret is
+strict: it compares the whole run, including first steps with the wrong number, measurements and changes, with
+a run that uses the best number from its first step on.
 
     python benchmarks/autoscaling.py             900 runs for each noise, and the staircases
     python benchmarks/autoscaling.py --every 10  about a tenth of them
@@ -26,7 +26,7 @@ from elastane_scheduler.plan import ladder
 
 Law = Callable[[int, int], float]
 
-#: Seconds of a step with N ESTs on k workers, c = 1. The last is no case of the model that is fitted.
+#: Scaling laws: seconds of a step with N ESTs on k workers, c = 1. The fitted model does not cover the last.
 LAWS: dict[str, Law] = {
     "computing alone": lambda n, k: -(-n // k),
     "constant exchange": lambda n, k: -(-n // k) + 1.0 * (k > 1),
@@ -36,20 +36,20 @@ LAWS: dict[str, Law] = {
 }
 ESTS = (8, 16, 24, 32, 64)
 STARTS = (0.0, 0.5, 1.0)
-#: Price of a worker and second, as a part of what a second is worth in the linear utility.
+#: Price of a worker per second, as a fraction of what a second is worth in the linear utility.
 PRICES = (0.0, 0.01, 0.05, 0.2)
 UTILITIES = ("linear", "linear, half as long", "points")
 STEPS = (300, 10_000)
 WORTH = 100.0
 LOOK_STEPS = 10
 WINDOW = 40
-#: Warm hosts: until a new worker joins, and the stall of a change.
+#: On warm hosts: seconds until a new worker joins, and the stall of a change.
 START_SECONDS, STALL_SECONDS = 2.0, 0.5
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run. start: workers. price: of a worker, in the currency a second."""
+    """One run. start: initial number of workers. price: of a worker, in currency units per second."""
 
     ests: int
     start: int
@@ -78,7 +78,7 @@ class Case:
         return self.price_level * WORTH / (2 * self.steps * self.step_seconds(1))
 
     def worth(self, seconds: float, cost: float) -> float:
-        """Return utility less cost of a run that has taken so long."""
+        """Return utility less cost of a run of this duration."""
         return self.mode.at(seconds) - cost
 
     def fixed(self, workers: int) -> float:
@@ -91,7 +91,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. worth: utility less cost of all of it, changes and measuring included."""
+    """Result of a run. worth: utility less cost of the whole run, including changes and measurements."""
 
     workers: int
     changes: int
@@ -115,7 +115,7 @@ def play(case: Case, noise: float, mode: Mode | None = None) -> Outcome:
         seconds = case.step_seconds(workers) * max(0.2, rng.gauss(1.0, noise))
         now += seconds
         cost += seconds * (max(workers, due[1]) if due else workers) * case.price
-        if state.before > workers:  # those of before stand by for as long as new ones would take to start
+        if state.before > workers:  # those of before stand by while new ones would start
             stood_by = min(seconds, max(0.0, state.asked_at + START_SECONDS - (now - seconds)))
             cost += stood_by * (state.before - workers) * case.price
         taken.append(seconds)
@@ -143,7 +143,7 @@ def cases() -> Iterator[Case]:
     grid = itertools.product(LAWS, PRICES, UTILITIES, ESTS, STARTS)
     for law, price, utility, ests, start in grid:
         rungs = ladder(ests)
-        # Equal for all prices of a case, so that they can be compared.
+        # The same for all prices of a case, so that these can be compared.
         seed = hash_of(law, utility, ests, start)
         low, high = map(math.log, STEPS)
         steps = round(math.exp(random.Random(seed).uniform(low, high)))
@@ -156,12 +156,12 @@ def hash_of(*parts: object) -> int:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a study shows.
+    """Results of a study.
 
-    near: part that ends within one rung of the best. regret: of what the best number loses to time and money,
-    the part that is lost beyond it; worth_regret: the same beside utility less cost. by_price: mean rung.
-    monotone: no dearer price has a higher one. rising: single cases in which a dearer price ends more than a
-    rung higher.
+    near: fraction of runs that end within one rung of the best. regret: loss in time and money beyond that of
+    the best number, relative to it; worth_regret: the same relative to utility less cost. by_price: mean
+    rung. monotone: True if no higher price has a higher mean rung. rising: number of cases in which a higher
+    price ends more than one rung higher.
     """
 
     runs: int
@@ -177,7 +177,7 @@ class Summary:
 
 
 def study(noise: float, every: int = 1, show: bool = False) -> Summary:
-    """Play the cases. every: 10: one in ten groups of cases that differ in price alone."""
+    """Simulate the cases. every: 10 selects one in ten groups of cases that differ only in price."""
     near, regrets, worth_regrets, changes = 0, [], [], []
     finals: dict[tuple[object, ...], dict[float, int]] = {}
     for case in cases():
@@ -213,7 +213,7 @@ def study(noise: float, every: int = 1, show: bool = False) -> Summary:
 
 
 def step_one_rule(case: Case, theta: float = 0.1) -> int:
-    """Return where the rule of Or et al. ends that tries one worker more."""
+    """Return the final number of the rule of Or et al., which tries one more worker at a time."""
     workers = case.start
     while workers < case.ests:
         old, new = case.step_seconds(workers), case.step_seconds(workers + 1)
@@ -224,7 +224,7 @@ def step_one_rule(case: Case, theta: float = 0.1) -> int:
 
 
 def staircases() -> list[tuple[int, int, int, int, float]]:
-    """Return ESTs, start, final number of the step-1 rule and of ours, and our regret; without exchange."""
+    """Return ESTs, start, final number of the step-1 rule and of ours, and our regret; no exchange cost."""
     found = []
     for ests, start in ((16, 8), (16, 4), (16, 1), (32, 8), (64, 16)):
         case = Case(ests, start, "computing alone", 0.0, "linear", 2000, seed=ests + start)

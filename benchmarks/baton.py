@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: Steps at the start of a segment that are not counted, while processes wake up and caches fill.
+#: Uncounted steps at the start of a segment, in which processes wake up and caches fill.
 STEPS_DROPPED = 2
 START_SECONDS = 90.0
 SEGMENT_SECONDS = 60.0

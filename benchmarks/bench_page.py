@@ -32,8 +32,8 @@ machine say little about another; ratios say more. Missed targets are listed as 
 def write_page(page: Path, figures: dict[str, dict[str, Any]], changes: Path, draw: Draw) -> None:
     """Write the page, and its pictures into a folder of the same name beside it.
 
-    figures: by benchmark, as returned by `Report.as_dict`; changes: a folder of tables in Markdown. The
-    folder `sections` beside it has what is measured by other commands, on data that is not ours to ship.
+    figures: by benchmark, as returned by `Report.as_dict`. changes: a folder of tables in Markdown; the
+    folder `sections` beside it has results of other commands, on data that cannot be distributed.
     """
     pictures = page.with_suffix("")
     pictures.mkdir(parents=True, exist_ok=True)

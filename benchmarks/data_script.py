@@ -2,8 +2,8 @@
 
     data_script.py stock|shared --dataset D --ests K --workers W --batch B ... --baton SOCKET
 
-Batches are loaded and dropped. For each of them "shared" does what the trainer does: restore generators and
-loader position of the EST, load the batch, capture the context of the EST.
+Batches are loaded and discarded. For each, "shared" does what the trainer does: restore the EST's generators
+and loader position, load the batch, capture the EST's context.
 """
 
 import argparse

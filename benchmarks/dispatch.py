@@ -2,11 +2,11 @@
 
     python benchmarks/dispatch.py [--quick] [--json [FILE]] [--in-flight MESSAGES]
 
-Servers run one after the other, with 1 and with 4 client processes that only lease tasks and report them.
-DLRover needs two calls for that; we need one call (LeaseTasks) or message (StreamTasks), several of which may
-be in flight; answers that are known at the same time share a message. The bare echo is the bound for a Python
-gRPC server that answers each message of the same size by itself: calls are compared with calls, a stream with
-a stream.
+Servers run one after the other, with 1 and with 4 client processes that only lease and report tasks. DLRover
+needs two calls per task; Elastane needs one call (LeaseTasks) or one message (StreamTasks), several of which
+may be in flight, and combines answers that are ready at the same time into one message. The bare echo is the
+upper bound for a Python gRPC server that answers each message of the same size separately; calls are compared
+with calls, streams with streams.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from servers import SCRIPTS, Server, dlrover_master, echo_server, elastane_maste
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 
 IN_FLIGHT = 3
-"""Number of unanswered messages of one client, unless --in-flight says another."""
+"""Number of unanswered messages of one client, unless --in-flight is given."""
 
 IN_FLIGHT_FSYNC = 6
-"""The same if each write waits for the disk, as more messages can share one fsync."""
+"""The same when each write waits for the disk: higher, because more messages can share one fsync."""
 
 NOISE = 1.5
 """Factor by which ratios of repeated runs differed on a shared machine with two cores."""

@@ -1,14 +1,14 @@
-"""Is the simulator right? Twelve small jobs through a real training service and through `elastane simulate`.
+"""Checks the simulator: twelve small jobs on a real training service and in `elastane simulate`.
 
     python benchmarks/fidelity.py [--policies packing,elastic-srtf,foresight] [--seed N] [--json [FILE]]
 
-A probe measures what starts and changes cost here, and each job runs once undisturbed. A start takes longer
-the more workers start at once, as they share the processors; the first one on a machine is no measure of
-later ones, which find its files in memory. Then a real service, master and runner with four slots, gets the
-jobs at the times of the trace, once under each policy, and the simulator plays the same jobs with the
-measured costs. Steps of the jobs mostly wait, so that two cores carry four workers. Exits with 0 only if
-each policy's average completion time is within a tenth of the simulated one, the policies have the same
-order, and each job the weights of its undisturbed run; 1 otherwise.
+A probe measures the cost of starts and changes on this machine, and each job runs once undisturbed. The more
+workers start at once, the longer a start takes, as they share the processors; the first start on a machine is
+not representative, because later ones find its files in the page cache. Then a real service (a master, and a
+runner with four slots) gets the jobs at the times of the trace, once under each policy, and the simulator
+runs the same jobs with the measured costs. Steps mostly sleep, so that two cores can run four workers. Exits
+with 0 only if each policy's average completion time is within a tenth of the simulated one, the policies rank
+in the same order, and each job has the weights of its undisturbed run; 1 otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from elastane_scheduler.policies.catalogue import make_policy
 JOBS: Final = 12
 POLICIES: Final = "packing,elastic-srtf,foresight"
 TRACE_SEED: Final = 4
-"""The policies lie far apart on it: their order is no matter of chance."""
+"""Seed of a trace on which the policies differ so much that their order is not a matter of chance."""
 
 
 def main() -> int:
@@ -86,7 +86,7 @@ def main() -> int:
 def run(
     folder: Path, jobs: Sequence[SmallJob], policies: Sequence[str], say: Say
 ) -> tuple[Measured, dict[Training, str], list[Played]]:
-    """Measure and play; return the costs, the weights of undisturbed runs, and each policy's figures."""
+    """Measure and simulate; return the costs, the weights of undisturbed runs, and each policy's figures."""
     trainings = sorted({job.training for job in jobs})
     with followed_service(folder / "probe", say, policies[-1]) as followed:
         measured = Probe(followed).measure()

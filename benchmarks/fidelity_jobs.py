@@ -1,4 +1,4 @@
-"""The jobs of `make fidelity`, what the simulator says of them, and whether it was so. Pure."""
+"""The jobs of `make fidelity`, their simulation, and its comparison with the measurements. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from elastane_scheduler.simulation.engine import Simulation
 from elastane_scheduler.view import Allocation, Decision, Policy, View
 
 DEVIATION_MAX: Final = 0.10
-"""By which part a measured average may differ from the simulated one."""
+"""Fraction by which a measured average may differ from the simulated one."""
 EST_SECONDS: Final = 0.25
-"""That each EST of a job sleeps in a step."""
+"""Seconds that each EST of a job sleeps in a step."""
 DECIDE_SECONDS: Final = 1.0
-"""Between two decisions of the service, where it may change running jobs at any time."""
+"""Seconds between two decisions of the service, under policies that may change running jobs at any time."""
 GAP_SECONDS: Final = 3.0
-"""Between two arrivals, on average."""
+"""Mean seconds between two arrivals."""
 
 
 @dataclass(frozen=True, order=True)
@@ -53,11 +53,11 @@ class SmallJob:
 class Measured:
     """Measurements of a probe, in seconds.
 
-    first_start: from the first submission to a worker that joins: code is unpacked, files are read from disk.
-    It is shown, and charged to nobody: the services of the policies find all that as the probe has left it.
-    starts: the same of later workers, by how many start at once. They load libraries meanwhile, and share the
-    processors. stall: of a ring while one joins. restore: more than a start, of a job that had lost all its
-    workers. est: of an EST's part of a step. exchange: more, of a step on several workers. end: from the last
+    first_start: from the first submission until a worker joins; includes unpacking code and reading files
+    from disk. It is shown but not simulated, because later services find the files that the probe has left.
+    starts: the same for later workers, by how many start at once; these share the processors while they load
+    libraries. stall: of a ring while a worker joins. restore: beyond a start, for a job that had lost all its
+    workers. est: of an EST's part of a step. exchange: added to a step on several workers. end: from the last
     step to the run's end.
     """
 
@@ -70,7 +70,7 @@ class Measured:
     end: float
 
     def start(self, at_once: int) -> float:
-        """Return the start of a worker while so many start, itself among them: between what was measured."""
+        """Return the start time when `at_once` workers start together, interpolated between measurements."""
         known = sorted(self.starts)
         above = next((count for count in known if count >= at_once), known[-1])
         below = max((count for count in known if count <= at_once), default=known[0])
@@ -80,13 +80,13 @@ class Measured:
         return self.starts[below] + part * (self.starts[above] - self.starts[below])
 
     def costs(self, at_once: int = 1) -> Costs:
-        """Return the costs of changes while so many workers start."""
+        """Return the costs of changes when `at_once` workers start together."""
         return Costs(self.start(at_once), self.stall, self.restore)
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What the simulator says: completion times by job, changes after the first start, and first starts."""
+    """Result of a simulation: completion times by job, changes after the first start, and first starts."""
 
     times: Mapping[str, float]
     changes: int
@@ -95,10 +95,10 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Played:
-    """One policy: completion times by job, measured and simulated, and the weights that each job has left.
+    """Results of one policy: measured and simulated completion times by job, and the weights of each job.
 
-    starts: of each job's first worker, from the grant to the join, as measured. simulation: what the
-    simulator says of this and of changes.
+    starts: measured seconds from the grant to the join of each job's first worker. simulation: the simulated
+    starts and changes.
     """
 
     policy: str
@@ -114,7 +114,7 @@ class Played:
 
     @property
     def changes(self) -> int:
-        """Changes of workers' number, after the first start, as the simulator has them."""
+        """Simulated changes of the number of workers, after the first start."""
         return self.simulation.changes
 
     @property
@@ -134,10 +134,10 @@ class Played:
 
 
 class AsInService:
-    """A policy as the service asks it, and carries its decisions out.
+    """Wraps a policy to decide and to be carried out as in the service.
 
-    It decides once a second. It does not know how long a job is before the job trains, and takes it to have a
-    minute left; nor what changes cost here. A running job keeps one worker at least.
+    It decides once per second. It does not know a job's length before the job trains, and assumes a minute;
+    nor does it know the cost of changes here. A running job keeps at least one worker.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -145,7 +145,7 @@ class AsInService:
         self.name = policy.name
 
     def decide(self, view: View) -> Decision:
-        """Cut what the policy decides to what is left beside the workers that running jobs keep."""
+        """Limit the policy's decision to the slots not needed for the workers that running jobs keep."""
         seen = [_believed(state, view.now) for state in view.jobs]
         decision = self._policy.decide(replace(view, jobs=seen, costs=Costs()))
         floors = [1 if state.running else 0 for state in view.jobs]
@@ -159,7 +159,7 @@ class AsInService:
 
 
 def _believed(state: JobState, now: float) -> JobState:
-    """Return what the service knows of a job."""
+    """Return a job's state as the service knows it."""
     if state.trained_by(now):
         return state
     believed = state.believed(GUESS_SECONDS_MIN / state.shape.levels[0][0])
@@ -168,11 +168,11 @@ def _believed(state: JobState, now: float) -> JobState:
 
 
 class OneHost(Simulation):
-    """The simulator, where workers that start at the same time slow each other down.
+    """A simulator in which workers that start at the same time slow each other down.
 
-    A start is charged by those that start when it begins: later ones would make it longer, and it becomes
-    shorter when others are done, so over many starts both cancel out. first_starts: what the first start of
-    each job was charged.
+    The cost of a start depends on the starts in progress when it begins. Later starts would make it longer,
+    and ends of others shorter; over many starts both cancel out. first_starts: simulated cost of each job's
+    first start.
     """
 
     def __init__(self, jobs: Sequence[Job], policy: Policy, pool: Pool, measured: Measured) -> None:
@@ -181,7 +181,7 @@ class OneHost(Simulation):
         self.first_starts: dict[str, float] = {}
 
     def costs_of(self, allocation: Allocation, now: float) -> Costs:
-        """Return the costs for all workers that start now, and those that still do."""
+        """Return the costs, given all workers that start now or are still starting."""
         starting = sum(_starting(state, devices, now) for state, devices in self._each(allocation))
         costs = self._measured.costs(max(1, starting))
         for state, devices in self._each(allocation):
@@ -194,13 +194,13 @@ class OneHost(Simulation):
 
 
 def _starting(state: JobState, devices: Counts, now: float) -> int:
-    """Count the workers of a job that start, or still do, once it has these devices."""
+    """Count the workers of a job that start, or are still starting, once it has these devices."""
     training = next((there for start, there in reversed(state.stages) if start <= now), (0,) * len(devices))
     return sum(max(0, wanted - has) for wanted, has in zip(devices, training, strict=True))
 
 
 def small_jobs(count: int, seed: int) -> list[SmallJob]:
-    """Return so many jobs: the same for the same seed."""
+    """Return `count` jobs, determined by the seed."""
     rng = random.Random(seed)
     found, now = [], 0.0
     for number in range(count):
@@ -210,7 +210,7 @@ def small_jobs(count: int, seed: int) -> list[SmallJob]:
 
 
 def simulate(jobs: Sequence[SmallJob], policy: str, measured: Measured, slots: int) -> Simulated:
-    """Play the jobs through a policy."""
+    """Simulate the jobs under a policy."""
     shapes: dict[int, Shape] = {}
     pool = Pool(("slot",), (slots,))
     played = []
@@ -231,7 +231,7 @@ def simulate(jobs: Sequence[SmallJob], policy: str, measured: Measured, slots: i
 def faults(
     played: Sequence[Played], references: Mapping[Training, str], jobs: Sequence[SmallJob]
 ) -> list[str]:
-    """Return what does not hold of the three promises; none: all do.
+    """Return violations of the three conditions that `make fidelity` checks; empty if all hold.
 
     references: weights of each training's undisturbed run.
     """

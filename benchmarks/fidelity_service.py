@@ -1,10 +1,10 @@
-"""The jobs of `make fidelity` on a real training service: submitted, followed, and their weights read.
+"""Runs the jobs of `make fidelity` on a real training service: submits, follows, and reads their weights.
 
-A probe measures what the simulator has to know:
+A probe measures what the simulator needs to know:
 
-    two runs of 1 and 2 ESTs                 the first start on this service; how long steps take
-    runs of 1, 2 and 4 ESTs, each alone,     when their workers join (starts, by how many there are at once),
-    three times                              how long rings stall when one joins
+    two runs of 1 and 2 ESTs                 the first start on this service; duration of steps
+    runs of 1, 2 and 4 ESTs, each alone,     when their workers join (start times by number at once), and
+    three times                              how long a ring stalls when one joins
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SEED: Final = 7
 STARTS: Final = (1, 2, SLOTS)
 """Workers that the probe starts at once."""
 TURNS: Final = 3
-"""How often it does so."""
+"""Number of times it does so."""
 _END_SECONDS: Final = 1200.0
 _RECORD_SECONDS: Final = 300.0
 _ENDED: Final = frozenset(
@@ -42,12 +42,12 @@ _ENDED: Final = frozenset(
 )
 
 Say = Callable[[str], None]
-"""Shows a line of progress."""
+"""Type of functions that show a line of progress."""
 
 
 @contextmanager
 def followed_service(folder: Path, say: Say, policy: str = "") -> Iterator[FollowedService]:
-    """Yield a service with SLOTS slots under a policy, "": its own; at the end nothing of it is left."""
+    """Yield a service with SLOTS slots under a policy ("": the default), and remove all of it afterwards."""
     settings = {"ELASTANE_SCHEDULING_POLICY": policy, "ELASTANE_RESHAPE_SECONDS": "0"} if policy else {}
     with local_service(folder, SLOTS, settings) as service:
         followed = FollowedService(service, say)
@@ -56,7 +56,7 @@ def followed_service(folder: Path, say: Say, policy: str = "") -> Iterator[Follo
 
 
 class FollowedService:
-    """A service whose runs are shown as they change, and must not fail."""
+    """A service whose runs are shown as they change; a failed run is an error."""
 
     def __init__(self, service: LocalService, say: Say) -> None:
         self.service = service
@@ -66,7 +66,7 @@ class FollowedService:
         self._over: set[int] = set()
 
     def submit(self, training: Training, name: str, est_seconds: float = EST_SECONDS) -> int:
-        """Submit a run; return its id. The first one brings the code, which the others have, too."""
+        """Submit a run; return its id. The first one uploads the code, which later ones reuse."""
         words = _words(training, est_seconds)
         if self._spec is None:
             run_id = self._submit_first(training, name, words)
@@ -90,7 +90,7 @@ class FollowedService:
         return int(json.loads(done.stdout)["run"]["run_id"])
 
     def look(self) -> None:
-        """Show what has changed. Raises ServiceError if a run has not succeeded."""
+        """Show changes since the last call. Raises ServiceError if a run has failed."""
         for run_id in self._lines.keys() - self._over:
             run = self.service.training.get(run_id)
             words = state_text(run) if is_waiting(run) else f"{state_text(run)}: {run.reason}"
@@ -181,9 +181,9 @@ def _ended(run: training_pb2.Run) -> float:
 
 
 def undisturbed(service: LocalService, folder: Path, trainings: Sequence[Training]) -> dict[Training, str]:
-    """Run each training on one worker that nothing disturbs, and does not wait; return the weights.
+    """Run each training undisturbed on one worker, without sleeps; return the weights.
 
-    As many at once as there are processors. Raises ServiceError.
+    Runs as many at once as there are processors. Raises ServiceError.
     """
     waiting, running = list(trainings), dict[Training, subprocess.Popen[bytes]]()
     weights: dict[Training, str] = {}
@@ -219,7 +219,7 @@ def _start_undisturbed(address: str, folder: Path, training: Training) -> subpro
 
 
 def _weights(training: Training, folder: Path, exit_code: int) -> str:
-    """Return the weights of a run that has ended. Raises ServiceError if it has left none."""
+    """Return the weights of a run that has ended. Raises ServiceError if it wrote none."""
     name = _name(training)
     manifest = read_manifest(str(folder / name)) if exit_code == 0 else None
     if manifest is None:
@@ -236,7 +236,7 @@ def _name(training: Training) -> str:
 
 
 class Probe:
-    """Measures what changes cost on this machine."""
+    """Measures the cost of changes on this machine."""
 
     def __init__(self, followed: FollowedService) -> None:
         self._followed = followed
@@ -282,7 +282,7 @@ class Probe:
         return [_time(one) - created for one in self._followed.events(run_id) if one.kind == "worker_joined"]
 
     def _note(self, run_id: int) -> None:
-        """Note the stalls and the end of a run."""
+        """Record the stalls and the end of a run."""
         run, events = self._followed.run(run_id), self._followed.events(run_id)
         changes = [one for one in events if one.kind in ("ring_change", "ring_formed")]
         for before, after in itertools.pairwise(changes):

@@ -1,4 +1,4 @@
-"""CPU that the fingerprints of a step take, beside the step's own: run by steady_step.py.
+"""CPU time of a step's fingerprints beside that of the step. Run by steady_step.py.
 
     fingerprint_cost.py MODEL BATCH REPEATS
 

@@ -5,12 +5,12 @@
 The peer is one server and one trainer over tensorpipe (peer_scripts/rpc_parameter_server.py), as is ours. It
 has no failover and no scaling: what a trainer does after its server's death is up to the script.
 
-In samples a second the two do different work. The peer's model is computed at the server: a step sends ids
-and brings scores, and neither weights nor gradients of rows travel. Ours leases each task from a master,
-which keeps it durably; pulls the task's rows and all dense weights; computes in the worker; and pushes
-gradients to every slot, 64 or 8, which judges and records the task's name. Model, samples, batch and
-optimizer are the same. In pushes a second both send one gradient of the size told, and wait for the answer;
-ours goes to 64 slots by name.
+The samples per second measure different work. The peer computes the model on the server: a step sends ids and
+returns scores, and neither weights nor row gradients are transferred. Elastane leases each task from a
+master, which records it durably; pulls the task's rows and all dense weights; computes in the worker; and
+pushes gradients to all 64 or 8 slots, each of which checks and records the task's name. Model, samples, batch
+and optimizer are the same. In pushes per second, both send one gradient of the given size and wait for the
+answer; Elastane's is divided among 64 slots.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ NOISE = 1.6
 
 
 class Servers:
-    """A master, processes of parameter servers, and a client that pushes by names of its own."""
+    """A master, parameter servers, and a client that pushes tasks with names of its own."""
 
     def __init__(self, ending: ExitStack, folder: Path, spec: ModelSpec, count: int, replicas: int) -> None:
         self.spec, self.lease, self.task = spec, 1, 0
@@ -108,7 +108,7 @@ class Servers:
         return self._client.get_slots(JOB).map
 
     def settled(self, count: int, copies: int) -> None:
-        """Wait until each has slots, and all have their copies."""
+        """Wait until every parameter server has slots and every slot its copies."""
         until = time.monotonic() + 10 * WAIT_SECONDS
         while time.monotonic() < until:
             places = self.slots().places
@@ -124,7 +124,7 @@ class Servers:
         self._client.checkpoint_slots(JOB)
 
     def pull(self, *, dense: bool = True) -> dict[int, Pulled]:
-        """What was seen of each slot. A pull that is too late for its slots' lives is made again."""
+        """Pull, and return what was seen of each slot. Repeated if a slot's life ended meanwhile."""
         while True:
             wanted = {slot: Wanted(dense=dense) for slot in range(self.spec.slots)}
             found = self.access.pull(self.lease, 0, wanted)
@@ -141,7 +141,7 @@ class Servers:
         )
 
     def push_until_done(self, parts: dict[int, PushPart], seen: dict[int, Pulled]) -> dict[int, Pulled]:
-        """Push, and again with a new pull while it is given back; return what was seen last."""
+        """Push, and while the task is given back pull and push again; return what was seen last."""
         while self.push(parts, seen).kind != "done":
             self.lease += 1_000_000
             seen = self.pull(dense=False)
@@ -163,12 +163,12 @@ def servers(spec: ModelSpec, count: int, *, replicas: int = 0) -> Iterator[Serve
 
 
 def dense(size: int, slots: int = 64) -> ModelSpec:
-    """A dense tensor of so many bytes."""
+    """Return the specification of a dense tensor of this size in bytes."""
     return ModelSpec((DenseTensor("weight", (size // 4,), rule="sgd"),), slots=slots)
 
 
 def gradients(spec: ModelSpec) -> dict[int, PushPart]:
-    """A push of all blocks; names alone where a slot has none."""
+    """Return a push of all blocks; slots without blocks get the task's name only."""
     parts = {}
     for slot in range(spec.slots):
         blocks = spec.layout(slot).blocks
@@ -181,7 +181,7 @@ def gradients(spec: ModelSpec) -> dict[int, PushPart]:
 
 
 def pushes_per_second(size: int, seconds: float) -> float:
-    """One push after the other, to one parameter server."""
+    """Measure pushes to one parameter server, one after the other."""
     spec = dense(size)
     with servers(spec, 1) as found:
         parts, seen = gradients(spec), found.pull()
@@ -195,7 +195,7 @@ def pushes_per_second(size: int, seconds: float) -> float:
 
 
 def our_samples(slots: int, samples: int, batch: int, rows: int, width: int) -> float:
-    """Two tasks are pulled ahead."""
+    """Measure samples per second, with two tasks pulled ahead."""
     script = [str(SCRIPTS / "push_clicks.py"), *map(str, (samples, batch, rows, width, 2))]
     options = ["--ests", "1", "--ps", "1", "--slots", str(slots)]
     return _figure([sys.executable, "-m", "elastane_cli", "run", *options, *script], "samples_per_second")
@@ -220,7 +220,7 @@ def _figure(command: Sequence[str], name: str) -> float:
 
 
 def seconds_until_next_push(replicas: int, rounds: int) -> list[float]:
-    """From SIGKILL to an owner until a push to all slots is done. What died comes back between rounds."""
+    """Measure from SIGKILL of an owner until a push to all slots succeeds; restart it between rounds."""
     spec, found_seconds = dense(8 * MIB), []
     with servers(spec, 3, replicas=replicas) as found:
         parts = gradients(spec)
@@ -240,7 +240,7 @@ def seconds_until_next_push(replicas: int, rounds: int) -> list[float]:
 
 
 def longest_stall(size: int) -> tuple[float, float]:
-    """Longest push of names to all slots while a third parameter server joins; seconds of the whole move."""
+    """Return the longest push of names to all slots while a third server joins, and the move's seconds."""
     spec = dense(size)
     names = {slot: PushPart() for slot in range(spec.slots)}
     with servers(spec, 2) as found:
@@ -270,14 +270,14 @@ def longest_stall(size: int) -> tuple[float, float]:
 
 
 def bytes_of_applied_sets(epochs: int, tasks: int) -> int:
-    """Stored applied sets of 64 slots: epochs whole but for FAILED tasks, some in flight in the last."""
+    """Return the bytes of 64 slots' applied sets: whole epochs but for FAILED tasks, some in flight."""
     generator, total = np.random.default_rng(0), 0
     failed = {epoch: np.sort(generator.choice(tasks, 10, replace=False)) for epoch in range(epochs)}
     in_flight = np.arange(tasks - 500, tasks)
     for slot in range(64):
         applied = AppliedSet()
         for epoch in range(epochs):
-            # A FAILED task has reached half of the slots.
+            # a FAILED task was applied in half of the slots
             gaps = [task for task in failed[epoch] if (int(task) + slot) % 2]
             if epoch == epochs - 1:
                 gaps = sorted({*gaps, *in_flight[generator.random(500) < 0.5]})
@@ -291,7 +291,7 @@ def bytes_of_applied_sets(epochs: int, tasks: int) -> int:
 
 
 def memory_of_rows(count: int, width: int) -> float:
-    """Memory of so many rows with row-wise Adagrad, in multiples of their values."""
+    """Return the memory of rows with row-wise Adagrad, in multiples of the size of their values."""
     table = RowTable("users", 2**40, width, rule="rowwise_adagrad", distribution="uniform")
     spec = ModelSpec(tables=(table,))
     slots = [SlotWeights(spec, slot) for slot in range(spec.slots)]

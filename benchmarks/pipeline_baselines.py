@@ -2,8 +2,9 @@
 
     python benchmarks/pipeline_baselines.py FOLDER [--picture FILE.svg] [--json [FILE]]
 
-FOLDER has PipeDream's profiles, NAME.txt, of which each is 12 units here and its batch 8 micro-batches; three
-topologies. Time is simulated and the search has no clock: the figures do not depend on the machine.
+FOLDER contains PipeDream's profiles, NAME.txt; each is divided into 12 units, and its batch into 8
+micro-batches. There are three topologies. Time is simulated and the search has no time limit, so the figures
+do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ COLOURS = {
     "HetPipe": "#009e73",
 }
 SHOWN_MAX = 5.0
-"""Ratios above this are drawn as bars that are cut."""
+"""Bars of ratios above this are truncated in the picture."""
 
 
 def measure(arguments: argparse.Namespace, report: Report) -> None:
@@ -68,7 +69,7 @@ def measure(arguments: argparse.Namespace, report: Report) -> None:
 
 
 def picture(ratios: dict[str, dict[str, float]]) -> str:
-    """Draw how many times as long a step of each other plan is: a group of bars for each case."""
+    """Draw the step times of other plans relative to ours: a group of bars for each case."""
     width, top, height, left, bar = 9.0, 40, 220, 50, 9.0
     names = list(COLOURS)
     group = bar * len(names) + 14

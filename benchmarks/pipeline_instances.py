@@ -1,7 +1,7 @@
 """Models and clusters for the planner's benchmark and tests: random ones, and three topologies.
 
-Random ones from (V, L, M) alone would mostly be easy: bytes are drawn so that links, sums and blocks each
-limit some instances, and half of the clusters have devices of different speed.
+Instances drawn from (V, L, M) alone would mostly be easy. So sizes in bytes are drawn such that links, sums
+and blocks each limit some instances, and half of the clusters have devices of different speeds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elastane_planner.profile import Profile, UnitProfile
 
 
 class Instance(NamedTuple):
-    """What a plan is made for."""
+    """Input of the planner: a model and a cluster."""
 
     profile: Profile
     cluster: Cluster
@@ -62,7 +62,7 @@ def random_profile(rng: random.Random, units: int) -> Profile:
 
 
 def random_plan(rng: random.Random, instance: Instance) -> Plan:
-    """Return some plan, good or bad, on some or all devices in any order."""
+    """Return a random plan, good or bad, on some or all devices in any order."""
     units, devices = len(instance.profile.units), list(range(len(instance.cluster.devices)))
     rng.shuffle(devices)
     used = devices[: rng.randint(1, len(devices))]
@@ -95,7 +95,7 @@ def reference_topologies() -> dict[str, Cluster]:
 
 
 def divided(profile: Profile, parts: int) -> Profile:
-    """Return the profile of a micro-batch: the batch that was measured is divided, all in proportion."""
+    """Return the profile of a micro-batch, by dividing all figures of the measured batch by `parts`."""
     return Profile(
         tuple(
             msgspec.structs.replace(

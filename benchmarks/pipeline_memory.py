@@ -2,10 +2,10 @@
 
     python benchmarks/pipeline_memory.py [--quick] [--only NAME] [--json [FILE]]
 
-For each case the units are profiled as `elastane profile` does it, and trained in two processes in the
-planner's order of blocks. Real: by how much a worker's resident memory grows at most, from before it has
-units, over four steps. Planned: `MemoryNeeds` of the profile. glibc gives memory back at once in these runs
-(MALLOC_MMAP_THRESHOLD_): otherwise a fifth of what is counted is free memory between what is in use.
+For each case the units are profiled as by `elastane profile`, and trained in two processes in the planner's
+order of blocks. Measured: the peak growth of a worker's resident memory over four steps, from before it has
+units. Planned: `MemoryNeeds` of the profile. These runs make glibc return freed memory at once
+(MALLOC_MMAP_THRESHOLD_); otherwise a fifth of the measured memory would be fragmentation.
 """
 
 from __future__ import annotations
@@ -130,8 +130,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model on two workers. replicas: of its only stage; or there are two stages of as many units, or what
-    the planner has made."""
+    """A model on two workers. replicas: of its only stage; else two equal stages, or the planner's plan."""
 
     model: str
     memory: Memory = "plain"
@@ -198,8 +197,7 @@ def _needs(case: Case, profile: Profile, plan: Plan) -> dict[int, Need]:
 
 
 def halved(case: Case) -> tuple[Case, int]:
-    """Return the case with the plan for three workers of half the memory that the model takes in one, and
-    that limit in bytes."""
+    """Return the case planned for three workers with half the memory that one needs; that limit, in bytes."""
     profile = _profile(case)
     alone = _needs(case, profile, Plan((Stage(0, len(profile.units), (0,)),)))[0].total
     limit = int(alone) // 2
@@ -209,7 +207,7 @@ def halved(case: Case) -> tuple[Case, int]:
 
 
 def _worker(me: int, address: str, case: Case) -> dict[str, Any]:
-    """Return by how much the memory of worker `me` grows at most, from before it has units."""
+    """Return the peak growth of worker `me`'s memory, in bytes, from before it has units."""
     model = MODELS[case.model]
 
     def built(units: Constructors, prefix: str) -> Worker:
@@ -220,7 +218,7 @@ def _worker(me: int, address: str, case: Case) -> dict[str, Any]:
         worker.set_order(blocks(plan, case.micro_batches))
         return worker
 
-    small = built(model.small(), "small")  # what a process needs for its first step of any model
+    small = built(model.small(), "small")  # allocates what a process needs for its first step of any model
     for _ in range(2):
         small.step()
     small.close()
@@ -228,7 +226,7 @@ def _worker(me: int, address: str, case: Case) -> dict[str, Any]:
     gc.collect()
     before = _status("VmRSS")
     worker = built(model.units(), "real")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     for _ in range(STEPS):
         worker.step()
     peak = _status("VmHWM")
@@ -244,7 +242,7 @@ def _status(field: str) -> int:
 
 
 def real(case: Case) -> list[int]:
-    """Return the most bytes of each worker."""
+    """Return the peak memory of each worker, in bytes."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     try:
         return [found["peak"] for found in together(case.workers, _worker, case)]

@@ -30,10 +30,10 @@ Order = Mapping[int, tuple[Block, ...]]
 
 
 def together(count: int, run: Callable[..., dict[str, Any]], *arguments: Any) -> list[dict[str, Any]]:
-    """Call `run(me, address, *arguments)` in so many processes; return what each returns.
+    """Call `run(me, address, *arguments)` in `count` processes; return their results.
 
-    address: of a store at which their rings meet. The processes are also torch's default group, over gloo.
-    Raises RuntimeError if a process fails.
+    address: of the store through which their rings are formed. The processes also form torch's default
+    group, over gloo. Raises RuntimeError if a process fails.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = mp.get_context("spawn")
@@ -81,7 +81,7 @@ def _process(
 class Worker:
     """Worker `me` of a pipeline. units: modules or constructors; batch: of an EST, (input, target).
 
-    The ESTs' homes are even ranges, as in a job. prefix: of the ring at the store, used once.
+    ESTs are divided into even ranges by home, as in a job. prefix: of the ring's keys in the store; unique.
     """
 
     def __init__(

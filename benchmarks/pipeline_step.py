@@ -1,12 +1,12 @@
 """A step of a pipeline of two stages in two processes, beside torch's schedules and one process.
 
-The model is a GPT with equal halves, M micro-batches a step, one thread a process. In the same two processes
-run by turns: Elastane's executor over its ring, in the order of the peer's schedule; torch's ScheduleGPipe
-and Schedule1F1B over gloo; and one process alone that accumulates over all M. Elastane keeps gradients by
-micro-batch and adds them in gloo's order, so that the result is stock DDP's of M ranks; the peers add them up
-as they come. A time is that of the slowest process, with `optimizer.step()`.
+The model is a GPT with equal halves, M micro-batches a step, and one thread per process. The same two
+processes alternately run Elastane's executor over its ring, in the order of the peer's schedule; torch's
+ScheduleGPipe and Schedule1F1B over gloo; and a single process that accumulates over all M. Elastane keeps
+gradients by micro-batch and adds them in gloo's order, so that the result equals stock DDP with M ranks; the
+peers add them as they arrive. Times are those of the slowest process and include `optimizer.step()`.
 
-The processor time of both processes is shown, too: unlike the step it hardly depends on what else runs.
+The CPU time of both processes is reported, too: unlike the step time it hardly depends on other load.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from elastane_planner.plan import Plan, Stage
 from elastane_planner.schedule import gpipe, one_f_one_b
 
-#: Torch's schedules, by the order of blocks.
+#: Torch's schedules by order of blocks.
 PEERS = {"GPipe": "ScheduleGPipe", "1F1B": "Schedule1F1B"}
 ORDERS = {"GPipe": gpipe, "1F1B": one_f_one_b}
 TARGET_PEER, TARGET_SPEEDUP = 1.05, 1.5
@@ -36,7 +36,7 @@ TARGET_PEER, TARGET_SPEEDUP = 1.05, 1.5
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one run. size: samples of a micro-batch."""
+    """Settings of one run. size: samples of a micro-batch."""
 
     width: int
     blocks: int
@@ -46,7 +46,7 @@ class Settings:
 
     @property
     def plan(self) -> Plan:
-        """Two stages of as many blocks."""
+        """Return the plan: two stages with equally many blocks."""
         half, count = self.blocks // 2 + 1, self.blocks + 2
         return Plan((Stage(0, half, (0,)), Stage(half, count, (1,))))
 
@@ -65,7 +65,7 @@ class Settings:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add options that select other sizes than the table's."""
+    """Add options for sizes other than the table's."""
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=8)
@@ -74,7 +74,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
-    """Run all in the same two processes, and take the slower one's times."""
+    """Run all variants in the same two processes, and use the slower one's times."""
     repeats = args.repeats or (5 if args.quick else 20)
     settings = Settings(args.width, args.blocks, args.size, args.micro_batches, repeats)
     found = together(2, _times, settings)
@@ -112,7 +112,7 @@ def measure(args: argparse.Namespace, report: Report) -> None:
 
 
 def _slower(found: list[dict[str, Any]], key: str) -> list[float]:
-    """Return the milliseconds of each step, as the slower process took them."""
+    """Return the milliseconds of each step in the slower process."""
     return [
         1000 * max(first, second)
         for (first, _), (second, _) in zip(found[0][key], found[1][key], strict=True)
@@ -120,14 +120,14 @@ def _slower(found: list[dict[str, Any]], key: str) -> list[float]:
 
 
 def _both(found: list[dict[str, Any]], key: str) -> list[float]:
-    """Return the milliseconds of processor time of each step, of both processes."""
+    """Return the CPU milliseconds of each step, summed over both processes."""
     return [
         1000 * (first + second) for (_, first), (_, second) in zip(found[0][key], found[1][key], strict=True)
     ]
 
 
 def _times(me: int, address: str, settings: Settings) -> dict[str, Any]:
-    """Return (seconds, processor seconds) of steps, and the first losses, by what was run."""
+    """Return (seconds, CPU seconds) of the steps, and the first losses, by variant."""
     found: dict[str, Any] = {}
     data = settings.data()
     ours = Worker(
@@ -199,7 +199,7 @@ class Torch:
 
 
 class Alone:
-    """The whole model in one process, that accumulates over the micro-batches."""
+    """The whole model in one process, which accumulates over the micro-batches."""
 
     def __init__(self, settings: Settings) -> None:
         self._model = nn.Sequential(*settings.model())

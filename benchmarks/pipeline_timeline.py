@@ -2,15 +2,15 @@
 
     python benchmarks/pipeline_timeline.py [--quick] [--json [FILE]]
 
-A unit's forward and backward sleep for the times in the profile, and send a few bytes, so more workers than
-cores do not matter; what else runs on the machine does. Real: the executor over its ring, from the first
-worker's `begin_step` to the last one's `sum_gradients`. Units, and what a
-block takes beside them, are measured first, as `elastane profile` does: that is what is simulated.
---unit-milliseconds: the shorter units are, the more of a step is beside them.
+A unit's forward and backward sleep for the times in the profile and send a few bytes, so there may be more
+workers than cores, though other load on the machine matters. The real time is the executor's, from the first
+worker's `begin_step` to the last one's `sum_gradients`. The simulation uses unit times and block overheads
+that are measured first, as in `elastane profile`. --unit-milliseconds: shorter units increase the share of
+overhead.
 
-The bubble is the share of the time in which workers do not sleep. For S equal stages, M micro-batches and
-units that sleep t of the u that the profile says, in blocks that take o beside that, each both ways, it is
-1 - M / (S - 1 + M) * t / (u + o); if blocks did nothing but sleep, (S - 1) / (S - 1 + M).
+The bubble is the share of time in which workers do not sleep. For S equal stages, M micro-batches, units that
+sleep for t out of u seconds in the profile, and block overhead o (each forward plus backward), it is 1 - M /
+(S - 1 + M) * t / (u + o); without overhead it would be (S - 1) / (S - 1 + M).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from elastane_planner.simulate import Timeline, timeline
 
 ORDERS: dict[str, Callable[[Plan, int], Order]] = {"listed": blocks, "GPipe": gpipe, "1F1B": one_f_one_b}
 TARGET_STEP, TARGET_BUBBLE = 5.0, 2.0
-"""Percent of the simulated step; percentage points of the bubble of equal stages."""
+"""Targets: percent of the simulated step; percentage points of the bubble of equal stages."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A pipeline. units: (forward, backward) of each, in units of the time that is chosen."""
+    """A pipeline. units: (forward, backward) of each, in multiples of --unit-milliseconds."""
 
     title: str
     units: tuple[tuple[float, float], ...]
@@ -56,7 +56,7 @@ class Case:
         return len(self.plan.devices)
 
     def sleeping(self, unit_seconds: float) -> Profile:
-        """Return the profile of units that sleep, and of blocks that take nothing beside them."""
+        """Return the profile of sleeping units in blocks without overhead."""
         return Profile(
             tuple(
                 UnitProfile(str(index), forward * unit_seconds, backward * unit_seconds)
@@ -98,7 +98,7 @@ CASES = (
 def _worker(
     me: int, address: str, cases: Sequence[Case], unit_seconds: float, repeats: int
 ) -> dict[str, Any]:
-    """Return each case's times as worker `me` saw them: (step, slept) of every step."""
+    """Return each case's times at worker `me`: (step, slept) seconds of every step."""
     found: dict[str, Any] = {}
     for number, case in enumerate(cases):
         if me >= case.workers:
@@ -133,14 +133,14 @@ def _worker(
 
 @dataclass(frozen=True)
 class Measured:
-    """A case's real steps. step_seconds, bubbles: of each."""
+    """Measured steps of a case. step_seconds, bubbles: one value per step."""
 
     step_seconds: list[float]
     bubbles: list[float]
 
 
 def real(cases: Sequence[Case], unit_seconds: float, repeats: int) -> dict[str, Measured]:
-    """Run the cases, one after the other, in as many processes as the largest has workers."""
+    """Run the cases one after the other, in as many processes as the largest case has workers."""
     count = max(case.workers for case in cases)
     found = together(count, _worker, cases, unit_seconds, repeats)
     measured = {}
@@ -192,7 +192,7 @@ def measure(options: argparse.Namespace, report: Report) -> None:
 
 
 def _bubble_row(case: Case, unit_seconds: float, profile: Profile, bubbles: list[float]) -> Row:
-    """Compare a bubble with the formulas. Stages are equal."""
+    """Compare the bubble of equal stages with the formulas."""
     stages, slept = len(case.plan.stages), sum(case.units[0]) * unit_seconds
     unit = profile.units[0]
     taken = unit.forward_seconds + unit.backward_seconds
@@ -210,7 +210,7 @@ def _bubble_row(case: Case, unit_seconds: float, profile: Profile, bubbles: list
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what this benchmark alone takes."""
+    """Add the options of this benchmark."""
     parser.add_argument("--unit-milliseconds", type=float, default=20.0, help="a time of 1 in the cases")
 
 

@@ -2,10 +2,10 @@
 
     python benchmarks/planner.py [--quick] [--json [FILE]] [--profiles DIR]
 
-Gaps are those of the predicted step to that of the oracle, which looks at every plan and every order of
-devices (for the reference models: every plan on the recursive order). DIR has PipeDream's profiles, NAME.txt:
-vgg16, alexnet, resnet50, resnet101 and gnmt, of 12 units each; their batch is M = 8 micro-batches here, on
-three topologies.
+A gap compares the predicted step with that of an oracle, which tries every plan and every order of devices
+(for the reference models: every plan in the recursive order). DIR contains PipeDream's profiles, NAME.txt:
+vgg16, alexnet, resnet50, resnet101 and gnmt, with 12 units each; their batch is divided into M = 8
+micro-batches, on three topologies.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from elastane_planner.simulate import step_seconds
 MODELS = ("vgg16", "alexnet", "resnet50", "resnet101", "gnmt")
 UNITS, MICRO_BATCHES = 12, 8
 ORDERS_MAX = 20_000
-"""Partial orders of blocks that are looked at for one plan."""
+"""Maximum number of partial orders of blocks that are tried for one plan."""
 
 
 def percent(plan_seconds: float, best_seconds: float) -> float:
-    """Return how much longer a step is than the best one."""
+    """Return by how many percent a step is longer than the best one."""
     return round(100 * (plan_seconds / best_seconds - 1), 9)
 
 
 def gaps(report: Report, instances: int, seed: int, devices: tuple[int, int], exhausted_max: int) -> None:
-    """Measure the gap of random instances over all plans and orders, stage of the search by stage.
+    """Measure the gap of random instances to the best plan and order, after each stage of the search.
 
-    exhausted_max: up to how many plans the planner looks at all of them, which small cases do not go beyond.
+    exhausted_max: number of plans up to which the planner tries all of them; small cases do not exceed it.
     """
     with patch("elastane_planner.planner.EXHAUSTED_MAX", exhausted_max):
         _gaps(report, instances, seed, devices, targets=bool(exhausted_max))
@@ -97,7 +97,7 @@ def bound(report: Report, instances: int, seed: int) -> None:
 def orders(report: Report, instances: int, seed: int) -> None:
     """Measure how much longer list ordering is than the best order of the same plan's blocks.
 
-    Plans of which the search of all orders finds no end are left out.
+    Plans for which the search of all orders does not finish are left out.
     """
     rng = random.Random(seed)
     over: list[float] = []
@@ -117,7 +117,7 @@ def orders(report: Report, instances: int, seed: int) -> None:
 
 
 def times(report: Report, repeats: int) -> None:
-    """Measure how long plans of large models take, and their gap to a bound that knows no links."""
+    """Measure the planning time for large models, and the gap to a lower bound that ignores links."""
     for units, cluster, micro_batches, budget, target in (
         (24, servers(2, 4, 100.0, 20.0), 16, 0.8, 1.0),
         (100, servers(8, 8, 100.0, 20.0), 64, 8.0, 10.0),
@@ -136,7 +136,7 @@ def times(report: Report, repeats: int) -> None:
 
 
 def reference(report: Report, folder: Path) -> None:
-    """Measure the gap of the reference models, and what the dynamic programme alone comes to."""
+    """Measure the gap for the reference models, and that of the dynamic programme alone."""
     report.facts["gaps of models (--profiles FOLDER)"] = (
         "to the best of all plans on the recursive order of devices; below 0 where another order is better"
     )

@@ -28,7 +28,7 @@ RUNNING, WAITING = 200, 1_000
 COSTS = Costs(2.0, 0.5, 1.0)
 LIST_TARGET_MS, PLAYING_TARGET_MS = 50.0, 1_000.0
 PLAYING = ("fair-sojourn", "foresight")
-"""Policies that play what would come; the others are lists."""
+"""Policies that simulate the future; the others sort lists."""
 
 SEED = 1
 
@@ -39,19 +39,19 @@ def pool() -> Pool:
 
 
 def states(place: Pool, count: int) -> list[JobState]:
-    """Return the first so many jobs of the generated trace, none of which has a device."""
+    """Return the first `count` jobs of the generated trace, none of which has a device."""
     return [arrived(job) for job in generate(place, count, SEED).jobs]
 
 
 def share(view: View, allocation: list[tuple[int, ...]]) -> None:
-    """Give the jobs what a policy decided."""
+    """Give the jobs the devices that a policy has decided on."""
     for state, devices in zip(view.jobs, allocation, strict=True):
         if devices != state.devices:
             change(state, devices, view.now, view.costs)
 
 
 def seconds_of_decisions(name: str, decisions: int) -> list[float]:
-    """Return how long each of so many decisions took, after a first one that is not counted."""
+    """Return the seconds of each decision, after a first one that is not counted."""
     place, policy = pool(), make_policy(name)
     coming = deque(states(place, RUNNING + WAITING + decisions))
     present = [coming.popleft() for _ in range(RUNNING + WAITING)]

@@ -21,7 +21,7 @@ from elastane_scheduler.simulation.availability import Availability, read_availa
 from elastane_scheduler.simulation.spot_replay import SpotJob, replay_all
 
 AIMS = {1.1: 0.66, 1.25: 0.64, 1.5: 0.61}
-"""Mean cost of the wide policy by deadline, over that on demand."""
+"""Target by deadline: mean cost of the wide policy relative to on-demand machines."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def read(path: Path) -> Availability:
-    """Read a trace. Ends the command where it cannot be read."""
+    """Read a trace. Exits if it cannot be read."""
     try:
         return read_availability(path.read_text())
     except (OSError, UnicodeDecodeError, SchedulerError) as error:
@@ -38,7 +38,7 @@ def read(path: Path) -> Availability:
 
 
 def measure(arguments: argparse.Namespace, report: Report) -> None:
-    """Play all starts under both policies."""
+    """Simulate all starts under both policies."""
     traces, job = [read(path) for path in arguments.traces], SpotJob()
     every = 48.0 if arguments.quick else 12.0
     for deadline, aim in AIMS.items():

@@ -34,7 +34,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 WORKERS = 2
 HELP_SECONDS_MAX = 0.15
 PRELOAD_SECONDS = 12.0
-"""From the first step to the kill: a preloaded worker has made its imports by then."""
+"""Seconds from the first step to the kill, enough for a preloaded worker to finish its imports."""
 REPLACED_SECONDS_MAX = 1.5
 
 

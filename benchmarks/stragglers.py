@@ -36,7 +36,7 @@ SETTLE_STEPS = 10
 
 
 class Steps:
-    """Steps of a job by the number of those that were then committed, from its whole audit log."""
+    """Commit times of a job's steps, from its whole audit log."""
 
     def __init__(self, audit: Sequence[shard_pb2.AuditEntry]) -> None:
         self._at: dict[int, float] = {}
@@ -55,25 +55,26 @@ class Steps:
         return statistics.median(self._between(first, end))
 
     def stall(self, first: int, end: int) -> float:
-        """Return the longest time without a step, less a usual one."""
+        """Return the longest time without a step, less the usual step time."""
         return max(0.0, max(self._between(first, end)) - self.seconds(first, end))
 
     def longest_wait(self, number: int) -> int:
-        """Return how long the worker that has most to do sleeps in a step, in sleeps of a healthy EST.
+        """Return how long the busiest worker sleeps in a step, in sleeps of a healthy EST.
 
-        However busy the machine is: the step cannot be shorter. An EST of the straggler counts twice. Of one
-        step, as a busy machine may make steps longer by chance, and the master takes new ranges back then.
+        This is a lower bound of the step time that does not depend on the machine's load. An EST of the
+        straggler counts twice. One step is used, because on a busy machine steps may become longer by chance,
+        and the master then takes new ranges back.
         """
         return max((1 + (worker == SLOW)) * ests for worker, ests in self._hosts[number].items())
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has shown. Seconds of a step: clean, slowed, and after each remedy; est: of one EST.
+    """Result of a run. Seconds of a step: clean, slowed, and after each remedy; est: of one EST.
 
-    waits: `longest_wait` in the first step that counts while slowed, and after each remedy.
-    shares: of the ring after the first remedy. sizes: of all rings since the first full one.
-    differences: from stock DDP, in words.
+    waits: `longest_wait` in the first counted step while slowed, and after each remedy. shares: ESTs by
+    member after the first remedy. sizes: of all rings since the first full one. differences: from stock DDP,
+    as text.
     """
 
     est: float
@@ -90,7 +91,7 @@ class Outcome:
 
     @property
     def best_plan(self) -> float:
-        """Seconds of a step of the best plan, with all that is not ESTs as in the clean ring."""
+        """Seconds of a step of the best plan, with the same overhead as in the clean ring."""
         return 5 * self.est + (self.clean - 4 * self.est)
 
 
@@ -101,7 +102,7 @@ def counts(job: job_pb2.Job) -> dict[str, int]:
 
 
 def run(folder: Path, est_seconds: float, steps: int, *, ests: int = ESTS, epochs: int = EPOCHS) -> Outcome:
-    """Run the job and the reference. steps: that each figure is taken of."""
+    """Run the job and the reference. steps: number of steps in each measurement."""
     even = ests // WORKERS
     arguments = [str(SCRIPT), "--optimizer", "adamw", "--epochs", str(epochs), "--seed", "3"]
     arguments += ["--size", str(ests * BATCH * PER_EPOCH), "--batch-size", str(BATCH)]
@@ -151,7 +152,7 @@ def run(folder: Path, est_seconds: float, steps: int, *, ests: int = ESTS, epoch
 
 
 def _sizes(told: Sequence[history.HistoryEvent]) -> tuple[int, ...]:
-    """Return the sizes of the rings from the first full one on: at the start workers come one by one."""
+    """Return the sizes of the rings from the first full one on; before it workers join one by one."""
     sizes = (len(event.members) for event in told if isinstance(event, history.RingAnnounced))
     return tuple(dropwhile(lambda size: size < WORKERS, sizes))
 
@@ -171,7 +172,7 @@ def _differences(
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
-    """Run the job, and add what it has shown."""
+    """Run the job, and add its figures to the report."""
     with tempfile.TemporaryDirectory() as folder:
         found = run(Path(folder), args.est_milliseconds / 1000, 20 if args.quick else 50)
 

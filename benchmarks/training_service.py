@@ -2,11 +2,10 @@
 
     python benchmarks/training_service.py [--quick] [--json [FILE]]
 
-Clients are processes of their own with one call in flight each, or with
-one stream of our client. Elastane answers a submission when it is in its store; Ray's head keeps jobs in
-memory, as it does unless it is given an external Redis. Both have their slots taken while runs are submitted,
-so that all of them wait. Scripts are started by the same interpreter on
-all sides, and say themselves when their first line ran. Everything is on one machine.
+Clients are separate processes with one call in flight each, or with one stream of our client. Elastane
+answers a submission once it is stored; Ray's head keeps jobs in memory, its default without an external
+Redis. All slots are occupied while runs are submitted, so that all of these wait. Scripts run under the same
+interpreter on all sides and report when their first line ran. Everything runs on one machine.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ RUNS_AT_ONCE = 20
 """Runs of a sweep that are submitted in one call."""
 WATCHES = 1_000
 REQUEST_BYTES, ANSWER_BYTES = 50, 220
-"""Of a submission and of its answer."""
+"""Size of a submission and of its answer, in bytes."""
 ADOPTED = 8
 GETS = 2_000
 LINES = 100
 LEFT_SECONDS = 20.0
-"""After a cancellation, processes that still live then are called left."""
+"""Seconds after a cancellation; processes that still run then count as left over."""
 NOISE = 2.0
 PEER = "ray job submit"
 
@@ -82,10 +81,10 @@ def submissions(
     warm: int = 100,
     mode: str = "call",
 ) -> tuple[float, float]:
-    """Return submissions a second of so many clients together, and their p99 in ms.
+    """Return submissions per second of all clients together, and their p99 in ms.
 
-    warm: submitted by each client before it is measured. mode: call, each (over a stream), or the runs in a
-    call.
+    warm: runs that each client submits before the measurement. mode: call, each (over a stream), or the
+    number of runs in a call.
     """
     script = str(SCRIPTS / "submit_client.py")
     results = run_clients(
@@ -104,7 +103,7 @@ def submissions(
 
 
 def echoes(clients: int, seconds: float) -> float:
-    """Return calls a second that a bare server answers, with messages of the size of a submission's."""
+    """Return calls per second of a bare server, with messages of a submission's size."""
     script = str(SCRIPTS / "echo_client.py")
     with echo_server(ANSWER_BYTES) as server:
         command = [sys.executable, script, server.address, str(seconds), str(REQUEST_BYTES), "call"]
@@ -112,13 +111,13 @@ def echoes(clients: int, seconds: float) -> float:
 
 
 def fill(service: Ours, runs: int) -> None:
-    """Submit so many runs."""
+    """Submit this many runs."""
     submissions(service, 4, 600.0, runs // 4, "f", warm=0)
     assert len(service.ids()) == runs
 
 
 def get_p99_ms(service: Ours, runs: int) -> float:
-    """Return p99 of Get of random runs, one call after the other."""
+    """Return the p99 of Get calls for random runs, one call at a time."""
     took = []
     for _ in range(GETS):
         run_id = random.randint(1, runs)
@@ -130,7 +129,7 @@ def get_p99_ms(service: Ours, runs: int) -> float:
 
 @contextlib.contextmanager
 def watches(service: Ours, count: int) -> Iterator[None]:
-    """Hold so many watches of the first runs open."""
+    """Context manager that holds watches of the first `count` runs open."""
     command = [sys.executable, str(SCRIPTS / "watch_runs.py"), service.master.address, str(count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None
@@ -143,7 +142,7 @@ def watches(service: Ours, count: int) -> Iterator[None]:
 
 
 def measure_queue(repeats: int, seconds: float, ray_seconds: float) -> Figures:
-    """Measure what happens to runs that wait; return the figures of each case."""
+    """Measure operations on waiting runs; return the figures of each case."""
     figures = Figures()
     for number in range(repeats):
         progress(f"submissions, run {number + 1} of {repeats}")
@@ -174,7 +173,7 @@ def measure_queue(repeats: int, seconds: float, ray_seconds: float) -> Figures:
                 figures.note(f"restart {with_store}", service.restart_master(with_store=with_store))
                 figures.note(f"kept {with_store}", 100.0 * len(before & service.ids()) / len(before))
     for number in range(repeats):
-        # Each in a service of its own: together they would meet the limit of waiting runs.
+        # Each in its own service, because together they would exceed the limit of waiting runs.
         progress(f"{WATCHES:,} watches, run {number + 1} of {repeats}")
         with ours(0) as service:
             fill(service, WATCHES)
@@ -185,7 +184,7 @@ def measure_queue(repeats: int, seconds: float, ray_seconds: float) -> Figures:
 
 
 def measure_ray_queue(peer: Ray, seconds: float, figures: Figures) -> None:
-    """Measure Ray's queue: its slot is taken, and jobs that need it are submitted."""
+    """Measure Ray's queue: occupy its slot, and submit jobs that need it."""
     peer.submit(timed_run("stays", peer.folder / "pid"))
     found = peer.ask("rate", seconds=seconds, command="true")
     figures.note("ray rate", len(found["jobs"]) / found["seconds"])
@@ -198,7 +197,7 @@ def measure_ray_queue(peer: Ray, seconds: float, figures: Figures) -> None:
 
 
 def queue_rows(figures: Figures) -> list[Row]:
-    """Build the rows of what happens to runs that wait."""
+    """Build the rows of operations on waiting runs."""
     series = figures.series
     queued = f"{figures.values['ray queued'][0]:.0f} queued"
     watched = f"submissions, 1 client, while {WATCHES:,} watch other runs"
@@ -275,7 +274,7 @@ def beside_echo(case: str, mine: Series, echo: Series) -> Row:
 
 
 def row(case: str, mine: Series, target: float, theirs: Series | None = None, peer: str = "") -> Row:
-    """Build a row whose target is a bound on our figure: rates and shares from below, times from above."""
+    """Build a row with a bound on our figure as target: lower for rates and shares, upper for times."""
     better: Better = "higher" if mine.unit in ("runs/s", "%") else "lower"
     return Row(case, mine, theirs, peer, better, target, True, noise=NOISE)
 
@@ -299,19 +298,19 @@ def first_line_seconds(service: TrainingService, path: Path) -> float:
 
 
 def next_line_seconds(service: TrainingService, path: Path) -> float:
-    """Return the seconds from the last line of a script to the first one of the next, which waited."""
+    """Return the seconds from the last line of a script to the first line of the next, which was waiting."""
     one, other, free = (path.with_suffix(suffix) for suffix in (".one", ".other", ".free"))
     service.submit(timed_run("until", one, free))
     written(one)
     service.submit(timed_run("first", other))
-    time.sleep(0.5)  # Ray's supervisor of the job needs a moment until it waits for the slot
+    time.sleep(0.5)  # Ray's job supervisor takes a moment before it waits for the slot
     free.touch()
     began = written(other)[0]
     return began - until(lambda: found[1] if len(found := written(one)) > 1 else None, "the end")
 
 
 def cancel_seconds(service: TrainingService, path: Path) -> float:
-    """Return the seconds beyond the grace from a cancellation to the end of all processes."""
+    """Return the seconds from a cancellation to the end of all processes, less the grace period."""
     job = service.submit(timed_run("stubborn", path))
     pids = [int(pid) for pid in written(path)]
     began = time.monotonic()
@@ -327,12 +326,12 @@ def line_p99_ms(service: TrainingService, path: Path) -> float:
 
 
 def process_rows(repeats: int) -> list[Row]:
-    """Measure starts, ends and logs of processes, both services in turn."""
+    """Measure starts, ends and logs of processes, alternating between the services."""
     first, following, cancels, lines = ({"ours": [], "ray": []} for _ in range(4))
     with tempfile.TemporaryDirectory() as name, ours(1) as mine, ray(1) as peer:
         folder = Path(name)
         services: list[tuple[str, TrainingService]] = [("ours", mine), ("ray", peer)]
-        for who, service in services:  # the first time of anything is another matter
+        for who, service in services:  # the first measurement includes one-time costs
             first_line_seconds(service, folder / f"{who}-warm")
         for number in range(repeats):
             progress(f"processes, run {number + 1} of {repeats}")
@@ -358,7 +357,7 @@ def process_rows(repeats: int) -> list[Row]:
 
 
 def adoption_rows(repeats: int) -> list[Row]:
-    """Kill a runner with all its slots in use, and start it again."""
+    """Measure how a runner that was killed with all slots in use adopts its ranks after a restart."""
     seconds, restarted = [], []
     with tempfile.TemporaryDirectory() as name, ours(ADOPTED) as service:
         paths = [Path(name) / str(number) for number in range(ADOPTED)]

@@ -40,17 +40,17 @@ RAY_PORTS = (
     "metrics-export-",
     "ray-client-server-",
 )
-"""Of a head: free ones, for the fixed ones may still be those of the head before."""
+"""Port options of a head: free ports, because fixed ones may still be in use by the previous head."""
 T = TypeVar("T")
 
 
 def timed_run(mode: str, *arguments: object) -> list[str]:
-    """Return the command of a script that says when it runs."""
+    """Return the command of a script that records when it runs."""
     return [*INTERPRETER, str(SCRIPTS / "timed_run.py"), mode, *map(str, arguments)]
 
 
 def until(found: Callable[[], T | None], what: str, seconds: float = PATIENCE_SECONDS) -> T:
-    """Return what `found` finds, asked every millisecond. Raises TimeoutError."""
+    """Call `found` every millisecond until it returns a value, and return that. Raises TimeoutError."""
     deadline = time.monotonic() + seconds
     while (result := found()) is None:
         if time.monotonic() > deadline:
@@ -60,12 +60,12 @@ def until(found: Callable[[], T | None], what: str, seconds: float = PATIENCE_SE
 
 
 def written(path: Path) -> list[float]:
-    """Return the numbers that a script has written, as soon as they are there."""
+    """Wait for the numbers that a script writes, and return them."""
     return until(lambda: [*map(float, path.read_text().split())] if path.exists() else None, path.name)
 
 
 class TrainingService(Protocol):
-    """Calls made to both services. Jobs and runs are named by words."""
+    """Interface to either service. Jobs and runs have string names."""
 
     name: str
 
@@ -146,7 +146,7 @@ class Ours:
         return delays
 
     def ids(self) -> set[int]:
-        """Return all runs that there are, page by page."""
+        """Return the ids of all runs, read page by page."""
         found: set[int] = set()
         request = training_pb2.TrainingServiceListRequest(page_size=1000)
         while True:
@@ -187,7 +187,7 @@ class Ours:
 
 @contextlib.contextmanager
 def ours(slots: int) -> Iterator[Ours]:
-    """Our service inside the block; nothing of it is left afterwards."""
+    """Context manager: runs our service, and removes all of it afterwards."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         service = Ours(Path(name), slots)
         try:
@@ -200,9 +200,9 @@ def ours(slots: int) -> Iterator[Ours]:
 
 
 class Ray:
-    """A Ray head with one CPU for each slot, and its own client of jobs.
+    """A Ray head with one CPU for each slot, and its own job client.
 
-    It listens at the machine's own address, whatever it is told: it replaces the loopback.
+    It replaces a loopback address by the machine's own, and listens there.
     Without an external Redis, which is its default, a head keeps its jobs in memory.
     """
 
@@ -242,7 +242,7 @@ class Ray:
         }
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
-        """Have the client do something; return its answer."""
+        """Send a request to the client; return its answer."""
         client = self._client
         assert client.stdin is not None and client.stdout is not None
         client.stdin.write(json.dumps({"do": do, **request}) + "\n")
@@ -277,7 +277,7 @@ class Ray:
         end_all(f"BENCH_MARK={self._mark}".encode(), "environ")
 
     def end(self) -> None:
-        """Leave nothing of it."""
+        """End all processes and remove all files."""
         self._kill()
         self._client.kill()
         self._client.wait()
@@ -285,7 +285,7 @@ class Ray:
 
 @contextlib.contextmanager
 def ray(slots: int) -> Iterator[Ray]:
-    """Ray's head inside the block; nothing of it is left afterwards."""
+    """Context manager: runs Ray's head, and removes all of it afterwards."""
     # The paths of its sockets must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as name:
         service = Ray(Path(name), slots)
@@ -307,7 +307,7 @@ def free_port() -> int:
 
 
 def marked(mark: bytes, where: str) -> list[int]:
-    """Return the processes in whose command line or environment (`where`) a word begins with the mark."""
+    """Return processes with a word in command line or environment (`where`) that starts with `mark`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -327,7 +327,7 @@ def end_all(mark: bytes, where: str) -> None:
 
 
 def _lives(pid: int) -> bool:
-    """False for a process that has ended and only waits for its parent."""
+    """Return False for a process that has ended, or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -2,10 +2,10 @@
 
     turn_cost.py MODEL BATCH ESTS STEPS REPEATS
 
-Run by steady_step.py; prints JSON: milliseconds of each side, as medians of REPEATS parts of the run. After
-each step of the worker follows one of plain PyTorch: a copy of the model, its own loader, k mini-batches
-added up. Both are counted in CPU time of the process, all threads, so that other load on the machine matters
-little.
+Run by steady_step.py; prints JSON: milliseconds of each side, as medians of REPEATS parts of the run. Each
+step of the worker is followed by one of plain PyTorch with a copy of the model, its own loader, and k
+accumulated mini-batches. Both are measured in CPU time of the process, all threads, so that other load on the
+machine matters little.
 """
 
 import copy
@@ -22,11 +22,11 @@ from steady_script import MODELS, Pool, loss_of
 from torch.utils.data import DataLoader
 
 SETTLING_STEPS = 10
-"""Steps of each side that are not counted: buckets are laid out, memory is allocated, caches fill."""
+"""Uncounted first steps of each side, in which buckets are laid out, memory is allocated and caches fill."""
 
 
 class Sides:
-    """Measures both sides; a hook of our optimizer, so that it is called once a step."""
+    """Measures both sides; called once per step, as a hook of our optimizer."""
 
     def __init__(self, job, net, loader, ests, steps, repeats):
         self._repeats = repeats
@@ -37,7 +37,7 @@ class Sides:
         self._ours, self._plain = [], []
 
     def __call__(self, *_):
-        """End our step, and run one of the other side."""
+        """End our step, and run a step of the other side."""
         self._ours.append((time.process_time() - self._began) * 1e3)
         with self._job.isolated_rng():
             now = time.process_time()

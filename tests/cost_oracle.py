@@ -1,8 +1,8 @@
-"""A second account of what a job costs, kept from outside: worker by worker and step by step.
+"""An independent account of a job's cost, kept worker by worker and step by step.
 
-It sees the machine after each event, and nothing of how the product keeps its sums: no counts of workers, no
-boundaries, no shares. Money is in micros times nanoseconds an hour, so that it is exact. Used by the unit
-tests and by the simulation.
+It observes the machine after each event, and uses none of the product's sums: no worker counts, boundaries or
+shares. Money is in micros times nanoseconds per hour, so that it is exact. Used by unit tests and the
+simulation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elastane_master.decisions.machine import JobMachine
 
 HOUR_NANOS = 3600 * 10**9
 Charged = tuple[int, int, int, int]
-"""Nanoseconds, those on demand, money spent, money at the on-demand price."""
+"""(nanoseconds, nanoseconds on demand, money spent, money at the on-demand price)."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class CostOracle:
         self._began_in_step = self._running
 
     def _keep(self) -> None:
-        """What holds until the next event."""
+        """Record the state that holds until the next event."""
         state = self.machine.state
         self._running = state.ring.stage == "running"
         self._generation = state.ring.generation
@@ -81,7 +81,7 @@ class CostOracle:
             self.taken.add(state.checkpoints.in_flight.step)
 
     def seen(self, notes: Iterable[Note], now: float) -> None:
-        """An event that changed something was decided at `now`."""
+        """Account for the time up to an event that was decided at `now`."""
         nanos = round(now * 1e9) - round(self.now * 1e9)
         self.now = max(now, self.now)
         for worker, role, on_demand, (spot, on_demand_price) in self._workers if nanos > 0 else ():
@@ -138,7 +138,7 @@ class CostOracle:
 
 
 def charged(machine: JobMachine, now: float) -> dict[str, Charged]:
-    """What the product has charged up to `now`, by kind."""
+    """Return what the product has charged up to `now`, by kind."""
     book, prices = machine.state.cost, cost.prices(machine.state)
     since = max(0, cost.nanos(now) - book.at) if book.at is not None else 0
     idle = book.idle.charged(book.ring_workers.without(book.members), since, prices)
@@ -151,7 +151,7 @@ def charged(machine: JobMachine, now: float) -> dict[str, Charged]:
 
 
 def difference(oracle: CostOracle, base: dict[str, Charged], product: dict[str, Charged]) -> str:
-    """Where the product's account, `base` when the oracle's began, is another; empty: nowhere."""
+    """Return where the product's account differs; empty if nowhere. base: its account at our start."""
     for kind, account in oracle.totals().items():
         expected = tuple(old + new for old, new in zip(base[kind], astuple(account), strict=True))
         if product[kind] != expected:

@@ -1,7 +1,7 @@
-"""A job's decisions and real `WorkerProtocol`s, joined by the product's translation; no network, no threads.
+"""A job's decisions and real `WorkerProtocol`s, connected by the product's translation, all in one thread.
 
-The job can be taken back to what the store held after any of its decisions: `stored[n]` is the state after
-n of them, with the length of the history then.
+The job can be reset to the stored state after any of its decisions: `stored[n]` is the state after n
+decisions, with the length of the history at that time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEARD = ("welcome", "prepare", "prepared", "load", "go")
 
 
 class RingWorker:
-    """One process: its protocol, and contexts that say their rank and step. attends: it has said Hello."""
+    """One process: its protocol, and contexts that contain rank and step. attends: it has sent Hello."""
 
     def __init__(self, name: str, pid: int, steps: int) -> None:
         self.name, self.pid, self.steps = name, pid, steps
@@ -64,7 +64,7 @@ class RingWorker:
         return self.protocol.receive(message) if kind in HEARD else Outcome()
 
     def works(self) -> Outcome:
-        """The next thing its script's thread would do."""
+        """Do the next action of its script's thread."""
         protocol = self.protocol
         if protocol.load is not None:
             return self._load(protocol.load)
@@ -105,7 +105,7 @@ class RingWorker:
 
 
 class RingOfProtocols:
-    """One job of four ESTs. history: its commits as stored. notes: the present master's kinds and reasons."""
+    """One job of four ESTs. history: its stored commits. notes: (kind, reason) of events since a takeover."""
 
     def __init__(self, steps: int = 8, **changes: object) -> None:
         settings = JobSettings(ests=4, join_window_seconds=0.0, **changes)  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ class RingOfProtocols:
         self.decided: list[tuple[StoredEvent, effects.Decision]] = []
 
     def start(self, name: str) -> RingWorker:
-        """A process; its Hello comes with `attend`."""
+        """Start a process; `attend` sends its Hello."""
         self.started += 1
         worker = RingWorker(name, self.started, self.steps)
         self.workers[name] = worker
@@ -153,7 +153,7 @@ class RingOfProtocols:
         self.stored.append((self.machine.snapshot(), len(self.history)))
 
     def turn(self, worker: RingWorker) -> bool:
-        """The worker takes a message, or works; False when it has nothing to do."""
+        """Let the worker process a message or do an action; False if it has nothing to do."""
         protocol, is_told = worker.protocol, bool(worker.inbox)
         before = protocol.applied_step, protocol.generation
         if not is_told and protocol.load is not None and not worker.pristine:
@@ -167,7 +167,7 @@ class RingOfProtocols:
         return is_told or bool(outcome.send) or before != (protocol.applied_step, protocol.generation)
 
     def run(self, until: int | None = None) -> None:
-        """Until the workers have applied so many steps (None: all), or nothing happens any more."""
+        """Run until the workers have applied this many steps (None: all), or nothing happens any more."""
         for _ in range(10_000):
             busy = False
             for worker in list(self.workers.values()):
@@ -178,7 +178,7 @@ class RingOfProtocols:
         raise AssertionError("it does not come to rest")
 
     def _ticks(self) -> bool:
-        """Lets time pass to the next deadline, if that can change anything while all wait."""
+        """Advance time to the next deadline, if that can change anything while all wait."""
         due = self.machine.next_deadline()
         state = self.machine.state
         if due is None or state.all_committed or (state.ring.stage == "running" and not state.awaited()):
@@ -189,12 +189,12 @@ class RingOfProtocols:
         return self.machine.snapshot() != before
 
     def forget(self, decisions: int) -> None:
-        """Master and store die; what is left is what was stored after so many decisions."""
+        """Master and store die; the state stored after this many decisions is left."""
         snapshot, length = self.stored[decisions]
         self.taken_over(JobMachine.restore(snapshot), self.history[:length])
 
     def taken_over(self, machine: JobMachine, history: list[effects.Commit]) -> None:
-        """Another master has read the job; nobody attends yet."""
+        """Let another master take over the job; no worker attends yet."""
         self.machine, self.history, self.notes = machine, history, []
         for worker in self.workers.values():
             worker.attends = False
@@ -204,7 +204,7 @@ class RingOfProtocols:
 
     @property
     def applied(self) -> int:
-        """The most steps that anybody has."""
+        """The highest number of steps applied by any worker."""
         return max(worker.protocol.applied_step for worker in self.workers.values())
 
     def noted(self, kind: str) -> list[str]:
@@ -217,7 +217,7 @@ class RingOfProtocols:
 
 
 def standing(history: Iterable[effects.Commit]) -> list[effects.Commit]:
-    """The commits that count, by step: a later one of the same step supersedes it, and all behind it."""
+    """Return the valid commits by step: a later commit of a step supersedes it and all steps after it."""
     commits: list[effects.Commit] = []
     for commit in history:
         assert commit.step <= len(commits), f"step {commit.step} follows {len(commits) - 1}: a hole"

@@ -1,4 +1,4 @@
-"""How long a newcomer takes from a clone to the first verified script of their own.
+"""Measures how long a newcomer takes from a clone to the first verified script of their own.
 
     make newcomer                        of this repository as it is committed
     python3 tools/newcomer.py URL        of another one; --json for programs
@@ -51,7 +51,7 @@ class Timed(NamedTuple):
 
 
 class CommandFailedError(Exception):
-    """A command of the page did not exit with 0. said: the end of its output."""
+    """A command of the page did not exit with 0. said: the last part of its output."""
 
     def __init__(self, command: str, code: int, said: str) -> None:
         super().__init__(f"`{command}` ended with code {code}")

@@ -23,7 +23,7 @@ from bare_http2 import BareStream
 from elastane_proto.v1 import common_pb2, ring_pb2
 
 CONNECTING_MAX = 100
-"""Most connections opened at the same time, because the kernel's backlog is short."""
+"""Maximum number of connections opened at a time, because the kernel's backlog is short."""
 
 
 class Worker:
@@ -262,7 +262,7 @@ async def main() -> None:
     await task
     prepared = [group.prepared_at[step] for step in range(steps)]
     print(json.dumps({"sent": group.sent_at, "prepared": prepared}), flush=True)
-    sys.stdin.readline()  # keep the sessions until the parent says so: other processes may not be done
+    sys.stdin.readline()  # keep the sessions: other processes may still be measuring
     for worker in group.workers:
         worker.stream.close()
 

@@ -27,7 +27,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 class BareStream(asyncio.Protocol):
-    """One connection with one call. received: called with every message; lost: with why it ended."""
+    """One connection with one call. received: called with every message. lost: called with the reason."""
 
     def __init__(self, path: str, received: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
         self._path = path.encode()

@@ -56,7 +56,7 @@ def handover(rank, size, file, repeats):
             transport.recv(torch.zeros(1), 0, 0).wait()
             send_state(transport, exported, donor_index=rank - 1, donors=donors, receivers=[0], tag_base=TAG)
             continue
-        time.sleep(0.1)  # let the donors get ready, so that nothing else runs
+        time.sleep(0.1)  # let the donors get ready first, so that nothing else runs during the measurement
         began = time.perf_counter()
         for donor in donors:
             transport.send(torch.ones(1), donor, 0).wait()

@@ -1,4 +1,4 @@
-"""Ray's own client of its jobs, asked by lines of JSON on standard input; run by the interpreter of the peer.
+"""Drives Ray's job client by JSON lines on standard input. Run with the peer's interpreter.
 
     ray_jobs.py URL
 
@@ -23,7 +23,7 @@ def submit(command: str, cpus: float = 1) -> str:
 
 
 def accepting() -> dict[str, object]:
-    """Wait until a job is accepted: after its start a head refuses them for a while."""
+    """Wait until a job is accepted; a new head refuses jobs for a while."""
     while True:
         try:
             return {"job": submit("true", cpus=0)}
@@ -34,7 +34,7 @@ def accepting() -> dict[str, object]:
 
 
 def count() -> dict[str, object]:
-    """Return how many jobs a head knows, as soon as it answers."""
+    """Return the number of jobs that the head knows, as soon as it answers."""
     while True:
         try:
             return {"count": len(client.list_jobs())}

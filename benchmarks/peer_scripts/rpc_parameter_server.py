@@ -3,9 +3,10 @@
     rpc_parameter_server.py train PORT SAMPLES BATCH ROWS WIDTH    forward and backward at the server
     rpc_parameter_server.py push PORT BYTES SECONDS                gradients sent to it, which it applies
 
-train: "Implementing a Parameter Server Using Distributed RPC Framework": the model is at the server, the
-trainer calls its forward there, and distributed autograd and optimizer do the rest. push: as "Implementing
-Batch RPC Processing Using Asynchronous Executions", with a batch of one and without the model in the answer.
+train: as in "Implementing a Parameter Server Using Distributed RPC Framework": the server holds the model,
+and the trainer uses its forward, distributed autograd and the distributed optimizer. push: as in
+"Implementing Batch RPC Processing Using Asynchronous Executions", with a batch of one and without the model
+in the answer.
 """
 
 import json
@@ -24,7 +25,7 @@ SERVER, TRAINER = "parameter_server", "trainer"
 
 
 class Model(nn.Module):
-    """The tutorial's ParameterServer: it has the model, and forward is called by RPC."""
+    """The tutorial's ParameterServer: it holds the model, and its forward is called by RPC."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class Model(nn.Module):
 
 
 class Weights:
-    """What pushes are applied to."""
+    """The weights to which pushes are applied."""
 
     def __init__(self, count: int) -> None:
         self.values = nn.Parameter(torch.zeros(count))

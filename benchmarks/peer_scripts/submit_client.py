@@ -1,11 +1,12 @@
 """A client that submits runs.
 
-    submit_client.py ADDRESS SECONDS COUNT NAME WARM call     one call after the answer to the one before
+    submit_client.py ADDRESS SECONDS COUNT NAME WARM call     one call at a time
     submit_client.py ADDRESS SECONDS COUNT NAME WARM each     over one stream (TrainEach), as our client does
-    submit_client.py ADDRESS SECONDS COUNT NAME WARM RUNS     as call with TrainMany, so many RUNS in a call
+    submit_client.py ADDRESS SECONDS COUNT NAME WARM RUNS     one TrainMany call at a time, with RUNS runs
+    each
 
-Ends after SECONDS or COUNT runs, whatever is first; WARM runs are submitted before. Starts at a line on
-standard input, prints JSON.
+Ends after SECONDS or COUNT runs, whichever comes first; WARM runs are submitted beforehand. Starts at a line
+on standard input, prints JSON.
 """
 
 import json
@@ -57,7 +58,7 @@ def call() -> None:
 
 
 def call_many(runs: int) -> None:
-    """Send one call of so many runs after the other."""
+    """Send one call after the other, each with this many runs."""
     global now
     while now - began < seconds and len(latencies) < count:
         request_id = f"{name}-{len(latencies)}"
@@ -69,7 +70,7 @@ def call_many(runs: int) -> None:
 
 
 def call_each() -> None:
-    """Send over one stream, as many at once as our client does."""
+    """Send over one stream, with as many in flight as our client allows."""
     global now
     with MasterClient(address) as client, closing(TrainingClient(client).stream()) as stream:
         sent: deque[float] = deque()

@@ -1,10 +1,10 @@
-"""Script started in the benchmark of the training service: prints when it runs, in monotonic seconds.
+"""Script run by the training service benchmark; records when it runs, in monotonic seconds.
 
     timed_run.py first FILE           writes when its first line ran
-    timed_run.py until FILE FREE      the same; ends when the file FREE is there, and adds when
+    timed_run.py until FILE FREE      the same; ends once the file FREE exists, and adds the time
     timed_run.py lines FILE COUNT     then prints COUNT lines, each with the time when it was printed
     timed_run.py stubborn FILE        it and a child ignore SIGTERM; writes both process ids
-    timed_run.py stays FILE           writes its process id, and stays
+    timed_run.py stays FILE           writes its process id, and keeps running
 
 The first line is timed before anything is imported but `time`, which is built into the interpreter.
 """
@@ -21,7 +21,7 @@ mode, path, *rest = sys.argv[1:]
 
 
 def write(*values: object) -> None:
-    """Write the file whole."""
+    """Write the file atomically."""
     with open(f"{path}.new", "w") as file:  # noqa: PTH123
         file.write(" ".join(map(str, values)))
     os.replace(f"{path}.new", path)  # noqa: PTH105
@@ -39,7 +39,7 @@ elif mode == "lines":
     for _ in range(int(rest[0])):
         print(f"at {time.monotonic()}", flush=True)
         time.sleep(0.02)
-    time.sleep(1.0)  # its reader is still there when the last line comes
+    time.sleep(1.0)  # keep running so that the reader sees the last line
 elif mode == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = os.fork()

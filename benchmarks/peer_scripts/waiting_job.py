@@ -1,8 +1,7 @@
-"""A small elastic job whose steps mostly wait: `benchmarks/fidelity.py` submits it many times.
+"""A small elastic job whose steps mostly sleep; `benchmarks/fidelity.py` submits it many times.
 
---seconds: of each EST's part of a step, which is spent asleep, so that two cores carry four workers. --rest:
-seconds of each step beside its ESTs, asleep too: what an exchange would take. --until: a file; once it is
-there, steps do not wait any more.
+--seconds: sleep of each EST in a step, which lets two cores run four workers. --rest: additional sleep of
+each step, in seconds, in place of an exchange. --until: a file; once it exists, steps no longer sleep.
 """
 
 import argparse

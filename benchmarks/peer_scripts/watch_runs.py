@@ -1,8 +1,9 @@
-"""Watches of runs that stay open and have nothing to say, from one process.
+"""Holds many idle watches of runs open from one process.
 
     watch_runs.py ADDRESS WATCHES
 
-Run ids from 1 to WATCHES; prints "ready" when each has sent its run, ends at the end of standard input.
+Watches the runs with ids 1 to WATCHES. Prints "ready" when each watch has received its run; exits at the end
+of standard input.
 """
 
 import asyncio

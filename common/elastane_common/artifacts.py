@@ -42,7 +42,7 @@ LAUNCHES: Final = "launches"
 VERSION: Final = 1
 MANIFEST_BYTES_MAX: Final = 64 << 20
 RECORD_BYTES_MAX: Final = 64 << 20
-#: Of the content hash in the name of the folder.
+#: Number of digits of the content hash in a folder's name.
 _FOLDER_DIGITS: Final = 16
 _FAULTS_SHOWN: Final = 5
 

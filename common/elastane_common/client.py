@@ -7,7 +7,7 @@ all as `MasterUnreachableError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -17,11 +17,15 @@ from google.protobuf import duration_pb2
 from elastane_common.client_errors import ClientClosedError, RequestRefusedError
 from elastane_common.connection import ATTEMPT_SECONDS, MasterConnection, new_request_id
 from elastane_proto.v1 import (
+    capture_pb2,
+    capture_pb2_grpc,
     common_pb2,
     context_pb2,
     context_pb2_grpc,
     job_pb2,
     job_pb2_grpc,
+    log_pb2,
+    log_pb2_grpc,
     ps_pb2,
     ps_pb2_grpc,
     ring_pb2,
@@ -32,6 +36,8 @@ from elastane_proto.v1 import (
 
 #: Page size of a list: half a megabyte, since a master of 100,000 jobs also has other callers.
 JOBS_IN_A_PAGE = 2000
+#: Time for a part of a capture: the master answers once the command has room for it.
+DELIVER_SECONDS = 60.0
 #: Number of jobs named in an error that asks the caller to choose one.
 JOBS_NAMED = 20
 
@@ -262,6 +268,22 @@ class MasterClient(MasterConnection):
         request = ring_pb2.GetWorkerFiguresRequest(job=job, worker_ids=worker_ids)
         return self.call(ring_pb2_grpc.RingServiceStub, "GetWorkerFigures", request).figures
 
+    def worker_resources(
+        self, job: str, worker_ids: Iterable[str] = ()
+    ) -> Mapping[str, Sequence[ring_pb2.ResourceSample]]:
+        """Return what workers used over the last minutes, by id, oldest sample first.
+
+        worker_ids: empty: of all that attend. {} from a master that is too old for it.
+        """
+        request = ring_pb2.GetWorkerResourcesRequest(job=job, worker_ids=worker_ids)
+        try:
+            response = self.call(ring_pb2_grpc.RingServiceStub, "GetWorkerResources", request)
+        except RequestRefusedError as error:
+            if error.reason in ("unimplemented", "permission_denied"):
+                return {}
+            raise
+        return {worker.worker_id: worker.samples for worker in response.workers}
+
     def events(self, job: str, *, since: int = 0, follow: bool = False) -> Iterator[ring_pb2.Event]:
         """Yield events from a sequence number on; with `follow` new ones too, until the client is closed."""
         next_wanted = since
@@ -273,6 +295,62 @@ class MasterClient(MasterConnection):
             if response.event.sequence >= next_wanted:
                 next_wanted = response.event.sequence + 1
                 yield response.event
+
+    # ------------------------------------------------------------------ output of workers
+
+    def report_output(self, request: log_pb2.LogServiceReportRequest) -> str:
+        """Report output of workers; return the id of the memory in which the master keeps it."""
+        return str(self.call(log_pb2_grpc.LogServiceStub, "Report", request).memory)
+
+    def read_output(
+        self, job: str, worker_id: str = "", *, lines: int | None = None, follow: bool = False
+    ) -> Iterator[log_pb2.LogServiceReadResponse]:
+        """Yield the last lines of a worker; with `follow` new ones too, until the job is over.
+
+        worker_id: empty: of all workers. lines: of each to begin with; None: all that the master has.
+        """
+        after: dict[str, str] = {}
+
+        def request() -> log_pb2.LogServiceReadRequest:
+            return log_pb2.LogServiceReadRequest(
+                job=job, worker_id=worker_id, lines=lines, follow=follow, after=after
+            )
+
+        for response in self.subscribe(log_pb2_grpc.LogServiceStub, "Read", request, endless=False):
+            if response.token:
+                after[response.worker_id] = response.token
+            yield response
+
+    # ------------------------------------------------------------------ captures
+
+    def capture(
+        self,
+        job: str,
+        worker_ids: Iterable[str] = (),
+        *,
+        trace_steps: int = 0,
+        wait_seconds: float | None = None,
+    ) -> Iterator[capture_pb2.CaptureServiceCaptureResponse]:
+        """Order traces of the next steps, or stacks, from workers, and yield their answers.
+
+        After a broken connection the capture begins again, as another first answer with `worker_ids` shows.
+        worker_ids: empty: all. trace_steps: 0: stacks. wait_seconds: how long workers may take.
+        """
+        request = capture_pb2.CaptureServiceCaptureRequest(
+            job=job, worker_ids=worker_ids, trace_steps=trace_steps
+        )
+        if wait_seconds is not None:
+            request.wait.FromNanoseconds(int(wait_seconds * 1e9))
+        yield from self.subscribe(
+            capture_pb2_grpc.CaptureServiceStub, "Capture", lambda: request, endless=False
+        )
+
+    def deliver_capture(self, request: capture_pb2.CaptureServiceDeliverRequest) -> bool:
+        """Send a part of a worker's answer; False if nobody waits for it."""
+        response = self.call(
+            capture_pb2_grpc.CaptureServiceStub, "Deliver", request, attempt_seconds=DELIVER_SECONDS
+        )
+        return bool(response.wanted)
 
     # ------------------------------------------------------------------ data
 

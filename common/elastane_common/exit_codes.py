@@ -1,7 +1,7 @@
 """Exit codes of all commands, and the form in which orchestrators learn what is transient: pure.
 
-A code means the same in every command. The master's own are in `elastane_master.cli`, those that pass between
-workers and their agent in `errors`.
+A code means the same in every command. The master's own are in `elastane_master.master_process`, those that
+pass between workers and their agent in `errors`.
 
 Kubernetes operators read 1-127 as permanent and 128-255 as retryable. Our shell codes do not follow that: 4,
 for a master that does not answer, is transient. A container therefore asks for `pod` codes, in which a

@@ -1,4 +1,4 @@
-"""What a job is at, in words that fit one that trains and one that does tasks."""
+"""Describes the state of a job in words, for jobs that train and for jobs that run tasks."""
 
 from __future__ import annotations
 

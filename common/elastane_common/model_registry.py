@@ -20,7 +20,7 @@ import msgspec
 from elastane_common.outbox import RefusedEntryError
 from elastane_common.run_record import RunRecord
 
-#: Of the newest version. MLflow reserves the name "latest".
+#: Alias of the newest version. MLflow reserves the name "latest".
 ALIAS_DEFAULT: Final = "newest"
 EXPERIMENT_DEFAULT: Final = "elastane"
 

@@ -27,7 +27,7 @@ FINAL: Final = {
     training_pb2.RUN_STATE_FAILED: "failed",
     training_pb2.RUN_STATE_CANCELLED: "cancelled",
 }
-#: Of the Python that starts the ranks, where they are installed.
+#: Packages whose versions are recorded, if installed in the Python that starts the ranks.
 PACKAGES: Final = ("elastane", "torch", "numpy")
 _RECORDED_KINDS: Final = ("model", "log")
 

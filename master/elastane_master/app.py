@@ -29,11 +29,13 @@ from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.runs.service import TrainingRuns
 from elastane_master.security.tls import ServerTls, TlsFiles
 from elastane_master.servers.binding import service_handler
+from elastane_master.servers.capture_service import CaptureServicer
 from elastane_master.servers.chapter_service import ChapterServicer
 from elastane_master.servers.context_service import ContextServicer
 from elastane_master.servers.describing import describe
 from elastane_master.servers.gate import Gate, TokenFile
 from elastane_master.servers.job_service import JobServicer
+from elastane_master.servers.log_service import LogServicer
 from elastane_master.servers.metric_service import MetricServicer
 from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.runner_service import RunnerServicer
@@ -48,7 +50,17 @@ from elastane_master.store.state_lock import StateLock
 from elastane_proto import tracing
 from elastane_proto.channels import server_options
 from elastane_proto.training import training_service_pb2
-from elastane_proto.v1 import context_pb2, job_pb2, metric_pb2, ps_pb2, ring_pb2, shard_pb2, training_pb2
+from elastane_proto.v1 import (
+    capture_pb2,
+    context_pb2,
+    job_pb2,
+    log_pb2,
+    metric_pb2,
+    ps_pb2,
+    ring_pb2,
+    shard_pb2,
+    training_pb2,
+)
 
 if TYPE_CHECKING:
     from elastane_master.dashboard.local_calls import LocalCalls
@@ -66,7 +78,16 @@ PENDING_CALLS_MAX: Final = 100_000
 _WILDCARDS = frozenset({"[::]", "0.0.0.0"})
 
 
-_SERVICERS = (JobServicer, ShardServicer, RingServicer, ContextServicer, MetricServicer, SlotServicer)
+_SERVICERS = (
+    JobServicer,
+    ShardServicer,
+    RingServicer,
+    ContextServicer,
+    MetricServicer,
+    SlotServicer,
+    LogServicer,
+    CaptureServicer,
+)
 _RUN_SERVICERS = (TrainingServicer, RunnerServicer, ChapterServicer)
 
 
@@ -79,6 +100,8 @@ def services() -> list[ServiceDescriptor]:
         context_pb2,
         metric_pb2,
         ps_pb2,
+        log_pb2,
+        capture_pb2,
         training_pb2,
         training_service_pb2,
     )

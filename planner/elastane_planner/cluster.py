@@ -14,7 +14,7 @@ import msgspec
 from elastane_planner.errors import InvalidCluster
 
 VERSION = 1
-"""Of the JSON. A reader refuses a newer one."""
+"""Version of the JSON form. Readers refuse a newer one."""
 
 
 class Device(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ BLOCKS_TOLD_MAX = 128
 """Blocks of a step that a device tells; of a step with more of them on one device nothing is told."""
 
 Blocks = Sequence[tuple[float, float]]
-"""When a device's blocks began and ended, in the order of its schedule."""
+"""(start, end) of a device's blocks, in schedule order."""
 
 
 def measured_timeline(

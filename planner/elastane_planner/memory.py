@@ -39,7 +39,7 @@ from elastane_planner.schedule import Order, in_flight
 
 MODES: Final[tuple[Memory, ...]] = get_args(Memory)
 _PIECE_BYTES: Final = 1 << 20
-"""Of a micro-batch's gradients on their way to who adds them (`stage_sums.PIECE_ELEMENTS` of workers)."""
+"""Size of a piece of gradients in transit to the member that adds them (`stage_sums.PIECE_ELEMENTS`)."""
 
 _UNITS_DIVIDED_MAX: Final = 32
 """With more units, `least_devices` looks at groups of them."""

@@ -23,7 +23,7 @@ OPERATIONS_MAX = 1_000_000
 """Above this many steps of the innermost loop, as estimated, cuts and numbers of replicas are coarsened."""
 
 Fits = Callable[[int, int, tuple[int, ...]], bool]
-"""Whether a stage of units [first, end) can fit on these devices at all."""
+"""Returns True if a stage of units [first, end) could fit on these devices."""
 
 
 class Grain(NamedTuple):

@@ -14,7 +14,7 @@ import msgspec
 from elastane_planner.errors import InvalidPlan
 
 Memory = Literal["plain", "checkpoint", "swap"]
-"""How a stage keeps what its backward needs: as autograd does, its input alone, in the host's memory."""
+"""How a stage keeps activations for its backward: as autograd does, only its input, or in host memory."""
 
 
 class Stage(msgspec.Struct, frozen=True, omit_defaults=True):

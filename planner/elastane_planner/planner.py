@@ -32,7 +32,7 @@ from elastane_planner.shadows import copies_missing, with_shadows
 from elastane_planner.simulate import Timeline, step_seconds, timeline
 
 PHASE_SHARE = 0.4
-"""Of what is left of the budget, for each stage of the search but the last."""
+"""Share of the remaining budget for each stage of the search except the last."""
 
 SIMULATED_BLOCKS_MAX, BLOCKS_OVERHEAD = 2_000_000, 300
 """Bound where neither a clock nor a count is given, and what a simulation takes beside its blocks."""

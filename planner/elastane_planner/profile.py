@@ -15,7 +15,7 @@ import msgspec
 from elastane_planner.errors import InvalidProfile
 
 VERSION = 1
-"""Of the JSON. A reader refuses a newer one."""
+"""Version of the JSON form. Readers refuse a newer one."""
 
 UNITS_MAX = 100_000
 _OVERHEADS = ("forward_overhead_seconds", "backward_overhead_seconds")

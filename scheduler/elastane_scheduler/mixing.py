@@ -21,7 +21,7 @@ _GPU_MAKERS = ("NVIDIA", "Tesla", "GeForce", "Quadro", "AMD Instinct", "AMD Rade
 _CPU_VENDORS = ("Intel", "AMD")
 
 Level = Literal["d0", "d1", "d2"]
-"""Of a job's determinism."""
+"""Determinism level of a job."""
 
 
 def kinds_at(level: Level, device_types: Sequence[str]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from elastane_shards.tasks import AttemptError, Parts
 
 VERSION = 2
 PUSHES_VERSION = 3
-"""Of queues whose tasks push: a program that does not know them must not lease their tasks."""
+"""Version of queues with pushing tasks, which an older release must not lease."""
 VERSIONS_READ = (1, VERSION, PUSHES_VERSION)
 
 

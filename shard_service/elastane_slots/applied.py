@@ -97,7 +97,7 @@ class _Epochs:
 
 
 class _Names:
-    """What equal sets share. holders: at least the number of sets that have it."""
+    """Contents shared by equal sets. holders: at least the number of sets that share it."""
 
     __slots__ = ("count", "datasets", "holders")
 

@@ -1,4 +1,4 @@
-"""What stands on a terminal's screen as SVG: the cells of the emulator, drawn by rich. Fetches nothing."""
+"""Draws a terminal's screen as SVG: the emulator's cells, rendered by rich, without external resources."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-#: pyte's names of colours that rich calls otherwise.
+#: pyte's colour names that differ from rich's.
 _COLOURS: Final = {"brown": "yellow", "brightbrown": "bright_yellow", "default": None}
 
 
 def as_svg(screen: pyte.Screen, title: str, name: str) -> str:
-    """The whole screen with a window's frame. name: tells its styles from those of other pictures."""
+    """Return the whole screen with a window frame. name: makes its style names unique among pictures."""
     console = Console(
         record=True, width=screen.columns, file=io.StringIO(), force_terminal=True, color_system="truecolor",
         legacy_windows=False,

@@ -1,4 +1,4 @@
-"""The images, built once; skipped where nobody asked for them."""
+"""The images, built once; tests are skipped unless requested."""
 
 from __future__ import annotations
 

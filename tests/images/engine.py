@@ -1,4 +1,4 @@
-"""A container engine as the tests use it: podman, docker, or what stands in for them on this machine.
+"""The container engine of the tests: podman, docker, or a substitute on this machine.
 
     ELASTANE_TEST_ENGINE          the engine's command; default: podman or docker, whichever is on the PATH
     ELASTANE_TEST_BUILD           what builds; default: the engine's `build`. Gets --target, -t, a folder
@@ -32,7 +32,7 @@ class EngineError(Exception):
 
 
 class Outcome(NamedTuple):
-    """How a command ended, and what it said on both streams."""
+    """Exit code and output of a command, on both streams."""
 
     code: int
     said: str
@@ -71,12 +71,12 @@ class Engine:
         return Outcome(done.returncode, done.stdout)
 
     def image(self, tag: str) -> dict[str, Any]:
-        """What the engine knows of an image."""
+        """Return the engine's description of an image."""
         found: dict[str, Any] = json.loads(self.call("image", "inspect", tag))[0]
         return found
 
     def start(self, tag: str, *command: str, arguments: Sequence[str] = ()) -> Container:
-        """A container in the background, as the images are meant to be run: nothing writable, no rights."""
+        """Start a container in the background, run as intended: read-only, without privileges."""
         name = f"elastane-test-{uuid.uuid4().hex[:8]}"
         container = Container(self, name)
         self._containers.append(container)
@@ -113,7 +113,7 @@ class Container:
         return self._engine.call("exec", self.name, *command)
 
     def shell(self, script: str, seconds_max: float = COMMAND_SECONDS_MAX) -> Outcome:
-        """How a script of bash ends in the container."""
+        """Run a bash script in the container; return how it ended."""
         return self._engine.attempt("exec", self.name, "bash", "-c", script, seconds_max=seconds_max)
 
     def in_background(self, script: str) -> None:

@@ -1,7 +1,7 @@
-"""What a newcomer reads in README.md and docs/howto/running.md and types, as the pages have it today.
+"""The commands that a newcomer types from README.md and docs/howto/running.md, read from the pages.
 
-Every command of these pages is run in a clean image (`test_newcomer_image.py`), unless LEFT_OUT says why not:
-one that is added to a page is run from then on, or listed here.
+Every command of these pages runs in a clean image (`test_newcomer_image.py`), unless LEFT_OUT gives a reason
+against it. So a command that is added to a page is either run or listed here.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = (ROOT / "README.md", ROOT / "docs/howto/running.md")
 TUTORIAL: Final = ROOT / "docs/tutorial.md"
-#: Where the image's files are that are no part of the product.
+#: Folder of the image's files that are not part of the product.
 IMAGE: Final = Path(__file__).parent / "newcomer_image"
-#: The line that begins the block of commands at a job that trains.
+#: The line before the block of commands for a running job.
 _AT_A_JOB: Final = "export ELASTANE_MASTER="
 _BLOCK: Final = re.compile(r"(?:^    .*\S.*\n)+(?:^\n(?:^    .*\S.*\n)+)*", re.MULTILINE)
 _NAME: Final = re.compile(r"`(\w+\.py)`")
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-#: How a command begins that is not run, and why, or where it is.
+#: Beginnings of commands that are not run, with the reason, or where they are run.
 LEFT_OUT: Final = {
     "make ": "needs the clone; `elastane demo` is run in its place",
     "elastane chaos --minutes 5 ": "takes five minutes and more: make chaos",
@@ -58,17 +58,17 @@ def commands(page: str) -> list[Command]:
 
 
 def left_out(command: Command) -> str:
-    """Why a command is not run; empty if it is."""
+    """Return the reason why a command is not run; "" if it is."""
     return next((why for start, why in LEFT_OUT.items() if command.text.startswith(start)), "")
 
 
 def commands_to_run(page: str, *, at_job: bool) -> list[str]:
-    """What is typed with a job that trains, or without one."""
+    """Return the commands for a running job, or those for no job."""
     return [one.text for one in commands(page) if one.at_job == at_job and not left_out(one)]
 
 
 def three_lines(page: str) -> str:
-    """The page's example with what it leaves to the reader, as a whole script. Raises ValueError."""
+    """Return the page's example as a whole script, with the parts left to the reader. Raises ValueError."""
     [example] = [text for language, text in _FENCE.findall(page) if language == "python"]
     first, mark, rest = example.partition("# 1\n")
     if not mark:

@@ -1,4 +1,4 @@
-"""A transport whose process dies in the middle of a transfer."""
+"""A transport that kills its process in the middle of a transfer."""
 
 from __future__ import annotations
 

@@ -63,9 +63,9 @@ _PRELOAD = (
     "elastane.runtime.stock",
 )
 _MASTER = "elastane_master"
-#: Number of the process whose children share templates: of the one that runs the tests, or distributes them.
+#: Id of the process whose children share templates: the one that runs the tests, or distributes them.
 SHARED_BY = "ELASTANE_TEST_RUN"
-#: What a server has imported of which a module is to be run, and not a script.
+#: Imports of a server that runs a module instead of scripts.
 _PRELOAD_OF = {
     _MASTER: (f"{_MASTER}.cli", f"{_MASTER}.jobs.job_server", f"{_MASTER}.security.tls", "uvloop"),
     "elastane_ps": ("elastane_ps.process",),
@@ -94,15 +94,15 @@ class ForkServer:
         self._process = os.pidfd_open(int(self._socket.recv(_MESSAGE_BYTES)))
 
     def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
-        """Return the number of a new process that runs `request` with these outputs."""
+        """Return the id of a new process that runs `request` with these outputs."""
         return int(self._ask({"act": "fork", **request}, descriptors)["pid"])
 
     def reap(self, pid: int) -> int:
-        """Return the exit status of an ended process, as in `subprocess`; its number is free afterwards."""
+        """Return the exit status of an ended process, as in `subprocess`; its id may be reused afterwards."""
         return int(self._ask({"act": "reap", "pid": pid})["returncode"])
 
     def fileno(self) -> int:
-        """The descriptor of this side's socket."""
+        """Return the descriptor of this side's socket."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ _PROCESSES: list[subprocess.Popen[bytes]] = []
 
 
 def _roomy(end: socket.socket) -> socket.socket:
-    """Enlarge the socket's buffers, so that a whole environment fits into one message."""
+    """Enlarge the socket's buffers so that a whole environment fits into one message."""
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
     return end
 
@@ -221,9 +221,9 @@ _START_AFRESH = ChildProcess.start
 
 
 def all_forked(servers: ForkServers) -> contextlib.AbstractContextManager[None]:
-    """Within this block, fork every `ChildProcess` of this process for which that is possible.
+    """Context manager: fork every `ChildProcess` of this process for which that is possible.
 
-    But for those with another PYTHONPATH: what is there may be for Python's own start, or a stand-in.
+    Except those with another PYTHONPATH, which may contain modules for Python's start, or fakes.
     """
     path = os.environ.get("PYTHONPATH")
 
@@ -235,7 +235,7 @@ def all_forked(servers: ForkServers) -> contextlib.AbstractContextManager[None]:
 
 
 def none_forked() -> contextlib.AbstractContextManager[None]:
-    """Within this block, fork no `ChildProcess` that is not a `ForkedProcess`."""
+    """Context manager: fork no `ChildProcess` other than a `ForkedProcess`."""
     return _started_by(_START_AFRESH)
 
 
@@ -268,7 +268,7 @@ def start_forked(
         if not command[1].endswith(".py"):
             return False
         if environment.get("OMP_NUM_THREADS") != "1":
-            return False  # libraries with several threads start them when they are loaded
+            return False  # libraries with thread pools start their threads when they are loaded
     server = server_for(environment, module)
     if server is None:
         return False

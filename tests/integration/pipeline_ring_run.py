@@ -1,5 +1,7 @@
-"""A pipeline's training steps over real rings: a worker of `test_pipeline_rings.py`, which compares them with
-the same steps in one process."""
+"""Trains pipelines over real rings, as a worker of `test_pipeline_rings.py`.
+
+The test compares the steps with the same steps in one process.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ from parity.pipeline_runs import digest
 
 @dataclass(frozen=True)
 class RingCase:
-    """What the workers of a test train.
+    """Settings of a test's training.
 
-    aborts: (step, member): the member ends the ring in that step, and all run the step again in a new one.
+    aborts: (step, member): the member ends the ring in that step, and all repeat the step in a new ring.
     """
 
     model: str
@@ -40,7 +42,7 @@ class RingCase:
 
 
 class _Links(RingLinks):
-    """Links that abort their ring in the second wait of a step, where they are told to."""
+    """Links that abort their ring at the second wait of a step, on request."""
 
     ends_in = 0
 
@@ -52,7 +54,7 @@ class _Links(RingLinks):
 
 
 def worker(me: int, port: int, cases: Sequence[RingCase], folder: Path) -> None:
-    """Train every case as member `me`; leaves what it saw in a file."""
+    """Train every case as member `me`, and write what it observed to a file."""
     torch.set_num_threads(1)
     meeting = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     if me == 0:
@@ -90,7 +92,7 @@ class _Worker:
         self.order: list[int] | None = None
 
     def train(self) -> dict[str, object]:
-        """All steps; returns digests of what this member holds and was told."""
+        """Train all steps; return digests of this member's state and of what it received."""
         self.form()
         seen: dict[str, object] = {"losses": []}
         for step in range(self.model.steps):

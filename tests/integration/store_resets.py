@@ -1,4 +1,4 @@
-"""A TCP way to a store whose connections can be reset, as a load balancer or a firewall resets idle ones."""
+"""A TCP relay to a store that can reset its connections, as load balancers and firewalls reset idle ones."""
 
 from __future__ import annotations
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import shutil
 from pathlib import Path
 
+from redis.exceptions import RedisError
+
+import patience
 from elastane_cli.chaos.store_server import StoreServer
 from elastane_master.decisions import effects
 from elastane_master.decisions.machine import JobMachine
@@ -117,3 +121,49 @@ async def test_history_is_whole_wherever_the_file_was_cut(tmp_path: Path) -> Non
         assert [commit.tasks for commit in commits[:9]] == [commit.tasks for commit in job.history[:9]]
         restored += bool(again.noted("history_restored"))
     assert restored >= len(cuts) / 2
+
+
+async def rewritten(store: Store) -> None:
+    """Returns once the server has rewritten its file since it was started."""
+    async with patience.within(20):
+        while True:
+            with contextlib.suppress(RedisError):  # over a connection from before the restart
+                if (await store.redis.info("persistence"))["aof_last_rewrite_time_sec"] != -1:
+                    return
+            await asyncio.sleep(0.02)
+
+
+async def test_writes_that_were_lost_do_not_come_back_at_the_next_restart(tmp_path: Path) -> None:
+    """Redis 7.0 keeps the beginning of a transaction that was cut off, and completes it with later writes."""
+    running = server(tmp_path / "store")
+
+    async def restarted(cut: int) -> None:
+        running.kill()
+        running.cut(cut)
+        running.start()
+
+    running.start()
+    store = await Store.open(StoreOptions(url=running.url))
+    log, _ = await JobLog.open(store.redis, "job", NO_SNAPSHOTS)
+    log.start(bytes)
+    await log.append(b"first", [b"first"])
+    await log.append(b"lost", [b"lost"])
+    await log.abandon()
+    await store.close(stop_embedded=False)
+    await restarted(cut=20)  # the end of a transaction has 14 bytes
+    store = await Store.open(StoreOptions(url=running.url))
+    await rewritten(store)
+    log, _ = await JobLog.open(store.redis, "job", NO_SNAPSHOTS)
+    log.start(bytes)
+    await log.append(b"instead", [b"instead"])
+    await restarted(cut=0)
+    await log.whole()  # the master is alive, and notices that the server was started
+    await rewritten(store)
+    await log.abandon()
+    await store.close(stop_embedded=False)
+    store = await Store.open(StoreOptions(url=running.url))
+    commits, _ = await JobHistory(store.redis, "job").commits("", 10)
+    _, recovered = await JobLog.open(store.redis, "job", NO_SNAPSHOTS)
+    assert commits == [b"first", b"instead"] and not recovered.damages
+    await store.close(stop_embedded=False)
+    running.stop()

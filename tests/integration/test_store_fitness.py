@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 import patience
-from elastane_master.cli import EXIT_UNFIT
+from elastane_master.master_process import EXIT_UNFIT
 from elastane_master.store.connection import Store, StoreOptions
 from elastane_master.store.embedded import find_server_binary
 from elastane_master.store.errors import StoreError

@@ -1,4 +1,4 @@
-"""What receives spans over real OTLP, as a collector does; variables tell masters and workers of it."""
+"""Receives spans over real OTLP, like a collector; environment variables point masters and workers to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opentelemetry.proto.common.v1 import common_pb2
 
 @dataclass(frozen=True)
 class Span:
-    """One that arrived. service: "elastane-master" or "elastane-worker"; instance: of whom."""
+    """A received span. service: "elastane-master" or "elastane-worker". instance: its sender."""
 
     service: str
     instance: str
@@ -31,7 +31,7 @@ class Span:
 
 
 class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """What a collector is to an exporter."""
+    """Receiver of an exporter's spans."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Every way to cut small models into pipelines, beside stock DDP of four processes, bit for bit.
+"""Compares every division of small models into pipelines with stock DDP of four processes, bit for bit.
 
     make pipeline-parity                 all models, cuts, memories, replicas and orders, and the controls
     make pipeline-parity ONLY=cnn        one model
@@ -35,7 +35,7 @@ from parity.pipeline_runs import ESTS, LocalJob, Trace, stock
 
 STAGES_MAX: Final = 4
 MEMORIES: Final[tuple[Memory, ...]] = get_args(Memory)
-#: Workers of a ring, at most: one for each EST.
+#: Maximum number of workers of a ring: one for each EST.
 MEMBERS_MAX: Final = ESTS
 
 
@@ -54,7 +54,7 @@ class Case:
 
 
 def any_order(plan: Plan, micro_batches: int, seed: int) -> dict[int, tuple[Block, ...]]:
-    """Return a random order of blocks that can be run: a random extension of what must precede what."""
+    """Return a random valid order of blocks: a random topological order of their dependencies."""
     draw = random.Random(f"order {seed}")
     last = len(plan.stages) - 1
     order: dict[int, list[Block]] = {device: [] for device in plan.devices}
@@ -86,7 +86,7 @@ def cuts(units: int) -> Iterator[tuple[int, ...]]:
 
 
 def replicas(stages: int) -> Iterator[tuple[int, ...]]:
-    """Yield how many workers each stage may have."""
+    """Yield the numbers of workers of the stages."""
     for counts in itertools.product(range(1, MEMBERS_MAX + 1), repeat=stages):
         if sum(counts) <= MEMBERS_MAX:
             yield counts
@@ -95,8 +95,8 @@ def replicas(stages: int) -> Iterator[tuple[int, ...]]:
 def cases(model: str) -> Iterator[Case]:
     """Yield every case of a model: cuts x memories x replicas, each in two of the orders in turn.
 
-    Of the stages a fifth have another memory; places of stages on workers, shadows and workers without a
-    stage are drawn.
+    A fifth of the stages use another kind of memory. Placement of stages on workers, shadows and workers
+    without a stage are random.
     """
     number = 0
     for bounds in cuts(len(MODELS[model].units())):
@@ -133,7 +133,7 @@ def run(case: Case, device: str = "cpu") -> Trace:
 
 
 def uncut(names: Sequence[str], device: str) -> dict[str, Trace]:
-    """Train these models uncut, on one worker: what a pipeline is compared with where there is no stock."""
+    """Train these models undivided on one worker, as the reference where there is no stock DDP."""
     _deterministic()
     plans = {name: Plan((Stage(0, len(MODELS[name].units()), (0,)),)) for name in names}
     return {name: run(Case(name, plan, 1, "gpipe", 0), device) for name, plan in plans.items()}
@@ -145,7 +145,7 @@ def _deterministic() -> None:
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
 
-#: What is compared with, in the processes that compare, and their device.
+#: Reference traces and device, in the processes that compare.
 _STOCK: dict[str, Trace] = {}
 _DEVICE = ["cpu"]
 
@@ -157,7 +157,7 @@ def _begin(traces: dict[str, Trace], device: str) -> None:
 
 
 def verdict(case: Case) -> tuple[str, str]:
-    """Return (the case in words, what differs or was raised; empty if nothing)."""
+    """Return (description of the case, what differs or was raised; "" if nothing)."""
     try:
         return str(case), ", ".join(run(case, _DEVICE[0]).differences(_STOCK[case.model]))
     except Exception as error:  # noqa: BLE001 (it is the case's verdict)

@@ -1,4 +1,4 @@
-"""Models of the pipeline's parity matrix: small, and each with something that a careless cut would show.
+"""Models of the pipeline's parity matrix: small, each with a feature that an incorrect division would reveal.
 
 mlp            in-place activations at the boundaries
 cnn            BatchNorm and dropout: buffers and generators

@@ -1,6 +1,6 @@
-"""One training run of a model of the pipeline's matrix: by stock DDP, or by executors in this process.
+"""One training run of a model of the pipeline matrix: by stock DDP, or by executors in this process.
 
-Both leave a `Trace`: digests after every step of what the promise is about.
+Both return a `Trace`: digests after every step of all state that must be equal.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def digest(tensors: Sequence[Tensor]) -> str:
 
 @dataclass
 class Trace:
-    """What a run left, a line a step. generators: of each EST, at the end."""
+    """Trace of a run, one line per step. generators: of each EST, at the end."""
 
     weights: list[str] = field(default_factory=list)
     optimizer: list[str] = field(default_factory=list)
@@ -136,7 +136,7 @@ def _train_rank(rank: int, job: PipelineModel) -> tuple[Trace, list[str], str]:
 
 
 class DiedError(Exception):
-    """A worker has died in a step."""
+    """A worker died in a step."""
 
 
 @dataclass
@@ -149,14 +149,15 @@ class Member:
     links: Any = None
 
 
-#: Units of jobs that are over, by model and device: building them takes longer than a step.
+#: Units of finished jobs by model and device, for reuse: building them takes longer than a step.
 _IDLE: dict[tuple[str, str], list[Units]] = {}
 
 
 class LocalJob:
-    """A job whose workers are all in this process; its plan may change between steps.
+    """A job with all workers in this process; its plan may change between steps.
 
-    changed: what becomes of frames. made: builds each executor (negative controls). device: of all workers.
+    changed: maps each frame to the one delivered. made: builds each executor (negative controls). device: of
+    all workers.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class LocalJob:
         self.step = self.generation = 0
         self.ready_order: list[int] | None = None
         self.hub = LocalHub(changed, self.device)
-        #: How often workers still wait before they die.
+        #: Number of waits after which each worker dies.
         self._lives: dict[int, int] = {}
         self._gone: Set[int] = frozenset()
 
@@ -199,8 +200,10 @@ class LocalJob:
         *,
         gone: Set[int] = frozenset(),
     ) -> None:
-        """Give the job a ring of so many workers. State goes over by unit, as a hand-over would bring it;
-        workers that stay keep their units and executors. gone: have died; new ones are in their places."""
+        """Form a ring of this many workers. gone: workers that have died and are replaced.
+
+        State is handed over by unit; workers that stay keep their units and executors.
+        """
         old, self._gone = self.members, gone
         values, state = self._values() if old else ({}, {})
         self._gone = frozenset()
@@ -237,7 +240,7 @@ class LocalJob:
             )
 
     def _newcomer(self) -> Member:
-        """Return a worker with units that hold nothing: those of a job before it, if there are any."""
+        """Return a worker whose units hold no values; reuses units of an earlier job if possible."""
         units = self._idle.pop() if self._idle else Units.build(list(self.model.build().to(self.device)))
         return Member(
             units, self._made(units, self.model.loss, self.ests, self._generators, device=self.device)
@@ -250,7 +253,7 @@ class LocalJob:
         return self.trace
 
     def train_step(self, *, applied: bool = True) -> None:
-        """Train one step; without `applied` it is run and given up."""
+        """Train one step; without `applied`, run it and discard it."""
         contexts = list(self.contexts)
         for member in self.members:
             member.executor.begin_step(self.step)
@@ -315,8 +318,11 @@ class LocalJob:
         self.trace.generators = [_generators(parts) for parts in self.contexts]
 
     def die(self, lives: Mapping[int, int]) -> bool:
-        """Run a step in which workers die, each once it has waited so often; new workers take their places,
-        with the units that others hold. False if all come to the end of the step, which is given up."""
+        """Run a step in which workers die, each after its number of waits, and replace them by new workers.
+
+        The new ones get the units that others hold. Returns False if all reach the end of the step, which is
+        then discarded.
+        """
         self._lives = dict(lives)
         try:
             self.train_step(applied=False)
@@ -336,7 +342,7 @@ class LocalJob:
         return digest([*module.parameters(), *module.buffers()])
 
     def close(self) -> None:
-        """Remove the executors' hooks, and leave the units to the jobs that come."""
+        """Remove the executors' hooks, and keep the units for later jobs."""
         for member in self.members:
             self._dismiss(member)
         self.members = []
@@ -353,7 +359,7 @@ class LocalJob:
         )
 
     def _mortal(self, me: int, step: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """Yield what the step waits for, as long as the worker lives. Raises DiedError."""
+        """Yield the step's waits while the worker lives. Raises DiedError."""
         arrived = None
         while True:
             try:

@@ -1,10 +1,10 @@
-"""Each recipe beside its original: stock DDP, and the converted script while workers are killed.
+"""Compares each recipe with its original: stock DDP, and the converted script while workers are killed.
 
     make gallery                        every recipe on 2, 3 and 4 logical workers, a table at the end
     make gallery ONLY=vae,nanogpt SEEDS=5 KILLS=2
 
-examples/recipes has a pair for each: NAME_ddp.py as people write it, and NAME.py, the same by our lines.
-Both end with a line of digests, which are compared; nothing else is known of them here.
+examples/recipes has a pair for each: NAME_ddp.py, an ordinary DDP script, and NAME.py, its conversion. Both
+end with a line of digests, and only these are compared.
 
 Exit codes: 0 all equal, 1 one is not, 2 usage.
 """
@@ -61,7 +61,7 @@ class Recipe:
         return FOLDER / f"{self.name}.py"
 
     def changed_lines(self) -> tuple[int, int]:
-        """Lines taken out of the original and put into the converted script; the docstrings do not count."""
+        """Number of lines removed from the original and added in the converted script, without docstrings."""
         diff = list(difflib.ndiff(_code(self.original), _code(self.converted)))
         return sum(line.startswith("- ") for line in diff), sum(line.startswith("+ ") for line in diff)
 
@@ -78,7 +78,7 @@ def _code(path: Path) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a converted script. verdict: "equal", "different: NAMES" or "failed"."""
+    """Outcome of a converted script. verdict: "equal", "different: NAMES" or "failed"."""
 
     recipe: Recipe
     ests: int
@@ -89,11 +89,11 @@ class Outcome:
 
 
 class RecipeError(Exception):
-    """The original did not come to its end; the text holds its last lines."""
+    """The original did not finish; the text contains its last lines."""
 
 
 class Ground:
-    """Where the scripts run. Use `ground`, which cleans up."""
+    """Environment in which the scripts run. Use `ground`, which cleans up."""
 
     def __init__(self, folder: Path, environment: dict[str, str], server: ForkServer) -> None:
         self._folder = folder
@@ -101,7 +101,7 @@ class Ground:
         self._server = server
 
     def original(self, recipe: Recipe, ests: int, *, torchrun: bool = False) -> Digests:
-        """What the original ends with under stock DDP.
+        """Return the final line of the original under stock DDP.
 
         torchrun: it is started by torchrun itself, and not in forks that have torchrun's variables.
         Raises RecipeError.
@@ -130,7 +130,7 @@ class Ground:
     def converted(
         self, recipe: Recipe, expected: Digests, ests: int, *, seed: int, kill_count: int
     ) -> Outcome:
-        """The converted script on 1 to `ests` workers, with `kill_count` kills at moments of the seed."""
+        """Run the converted script on 1 to `ests` workers, with `kill_count` kills drawn by the seed."""
         began = time.monotonic()
         draw = random.Random(f"{recipe.name}/{ests}/{seed}")
         # A recipe has at least twenty visits for each of its logical workers; a killed worker's come again.
@@ -209,7 +209,7 @@ def ground(folder: Path) -> Iterator[Ground]:
 
 
 def _digests(said: str) -> Digests | None:
-    """What the script printed last; None if it has not come so far."""
+    """Return the digests in the script's last line; None if it did not get that far."""
     found = _DIGEST.findall(said)
     return dict(part.split("=") for part in found[-1].split()) if found else None
 

@@ -1,4 +1,4 @@
-"""Kills of workers at chosen moments of their script, which knows nothing of it.
+"""Kills workers at chosen moments of their script, without its cooperation.
 
 The scripts run in forks of a server that has adapted torch: at the beginning and the end of every backward
 pass, where a module is put into evaluation mode, and before it joins a job, a process says so over a socket
@@ -27,7 +27,7 @@ _JOINS = "before joining"
 
 
 class Kills:
-    """While the block runs, the visits whose numbers are in `at` (from 1) end with SIGKILL of the visitor.
+    """Context manager: SIGKILLs the process at each visit whose number (from 1) is in `at`.
 
     Attributes: path (of the socket; its name goes into the environment of the scripts as VARIABLE), visits
     (so far), struck (what each of the killed was about to do).
@@ -96,7 +96,7 @@ def _pid_of(visitor: socket.socket) -> int:
 
 
 def adapt() -> None:
-    """Let every script of this process say where it is."""
+    """Make every script of this process report its visits."""
     import torch
 
     from elastane.runtime.trainer import Trainer

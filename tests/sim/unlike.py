@@ -1,11 +1,11 @@
-"""Workers of unlike speed, in some seeds: what they say of themselves, so that rings get unequal ranges.
+"""Workers of different speed, in some seeds: the figures that they report, so that rings get unequal ranges.
 
-They say it with each heartbeat, and it is often wrong: the time of an EST changes now and then, and the time
-of a ring's steps has nothing to do with its ranges, so that changes are taken back. None of it may do more
-than cost time.
+They report with each heartbeat, and often wrongly: the time of an EST changes now and then, and the time of a
+ring's steps is unrelated to its ranges, so that changes are rolled back. None of this may do more than cost
+time.
 
-In other seeds some are stragglers, on one of two hosts: slow from the start or later, for a while or for
-good, and some report what cannot be.
+In other seeds some workers are stragglers on one of two hosts: slow from the start or later, temporarily or
+for good; some report impossible values.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LIES = (float("nan"), float("inf"), -1.0, 1e300)
 
 @dataclass
 class Speed:
-    """What one worker's process says of itself."""
+    """The figures that one worker's process reports."""
 
     rng: random.Random
     est_seconds: float = 0.0
@@ -61,7 +61,7 @@ class Speed:
 
 @dataclass
 class Pace(Speed):
-    """What a process says that is now and then a straggler."""
+    """The figures of a process that is sometimes a straggler."""
 
     host: str = ""
     cause: str = ""

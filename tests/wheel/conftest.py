@@ -1,4 +1,4 @@
-"""The wheel in environments of its own: minutes of installing, so nothing is collected unless asked for."""
+"""Tests of the installed wheel. Installation takes minutes, so they are collected only on request."""
 
 from __future__ import annotations
 

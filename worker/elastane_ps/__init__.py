@@ -1,8 +1,8 @@
-"""A parameter server: owns slots of a model, applies gradients, and hands slots on.
+"""A parameter server: owns slots of a model, applies gradients, and hands slots over.
 
-app          puts the parts together, and follows the slot map
+app          assembles the parts, and follows the slot map
 session      the stream to the master        serving    the data port
-requests     pulls and pushes     copying    slots on their way     replication    backups
+requests     pulls and pushes     copying    slots in transit     replication    backups
 saving       snapshots, journal
-held         slots, their locks, and the answers that wait for backups
+held         slots, their locks, and answers that wait for backups
 """

@@ -8,5 +8,5 @@ from elastane_ps.process import main
 code = main()
 sys.stdout.flush()
 sys.stderr.flush()
-# Not sys.exit: threads that wait for peers are daemons, and must not be waited for.
+# Not sys.exit: daemon threads that wait for peers must not delay the exit.
 os._exit(code)

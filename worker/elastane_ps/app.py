@@ -1,13 +1,13 @@
-"""A parameter server: its slots follow the map that the master tells.
+"""A parameter server, whose slots follow the master's slot map.
 
-    owner, served       the slot is served: it was restored here, or arrived, or was backed up here
-    owner, restoring    the newest usable snapshot is read, once in a life, and told; the map says when it is
-                        served
-    backup              applies what its owner sends
-    owner of a slot that is copied    sends it (`copying`); of a move the slot stays frozen until the next map
-    none of these       the slot is dropped
+    owner, served       serves the slot, which was restored here, copied here, or backed up here
+    owner, restoring    reads the newest usable snapshot, once per life, and reports it; a later map says when
+                        to serve it
+    backup              applies what the owner sends
+    owner, copying      sends the slot (`copying`); in a move the slot stays frozen until the next map
+    none of these       drops the slot
 
-An owner that lacks a slot which the map calls served is at fault: the process ends, and the slot is restored.
+If the map says that the owner serves a slot which it lacks, the process ends, and the slot is restored.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from elastane_slots.tasks import TaskName
 
 _log = structlog.get_logger(__name__)
 
-#: Snapshots read at a time.
+#: Number of snapshots read at the same time.
 _READERS: Final = 4
 _RESTORE_AGAIN_SECONDS: Final = 2.0
 _SAVE_AGAIN_SECONDS: Final = 5.0
 
-#: Told again after a reconnect.
+#: Messages that are sent again after a reconnect.
 Note = ps_pb2.SlotRestored | ps_pb2.SlotCopied
 
 
@@ -71,10 +71,10 @@ class Tell(Protocol):
 
 
 class PsServer:
-    """Everything but the session with the master, whose messages are handed in. Thread-safe.
+    """A parameter server without its session with the master, which passes messages in. Thread-safe.
 
-    host: to listen at. key: of this process; its secret for the job follows from it. process: a name that no
-    other process ever has. fault: called once when the process must end. room: for new rows.
+    host: address to listen at. key: of this process; its secret for the job is derived from it. process: a
+    unique name, never reused. fault: called once when the process must end. room: memory for new rows.
     """
 
     def __init__(
@@ -103,17 +103,17 @@ class PsServer:
         self._sending = Sending(self.holdings, self._links, self._copied, self._copy_broken)
         self._receiving = Receiving(self.holdings, self._copied)
         self._replication = Replication(self.holdings)
-        #: By slot, for which (life, since) its snapshot was read, and what was told of it. A second reading
-        #: could find another snapshot than that by which tasks were opened again.
+        #: By slot, the (life, since) for which its snapshot was read, and what was reported. Reading again
+        #: could find another snapshot than the one by which tasks were reopened.
         self._read: dict[int, tuple[int, int]] = {}
         self._restored: dict[int, ps_pb2.SlotRestored] = {}
-        #: Copies of this process that are complete, by slot, until a map says what became of them.
+        #: Complete copies made by this process, by slot, until a map contains their result.
         self._complete: dict[int, ps_pb2.SlotCopied] = {}
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="elastane-restore")
-        #: The last that was asked of `save`.
+        #: The last request to `save`.
         self._request = ""
         self._closing = threading.Event()
-        #: What is saved last is all that was applied: slots stay frozen.
+        #: True during the final save, in which slots stay frozen so that it includes all that was applied.
         self._leaving = False
         self._port = DataPort(
             host,
@@ -127,13 +127,13 @@ class PsServer:
         self.address = self._port.address
 
     def close(self) -> None:
-        """End all that runs. Nothing is saved."""
+        """End all threads and connections, without saving."""
         self._closing.set()
         self._port.close()
         self._links.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
         with self.holdings.lock:
-            # First: whoever waits for a copy, also to save a slot, stops.
+            # First, so that threads which wait for a copy stop, also those that save a slot.
             for held in (*self.holdings.owned.values(), *self.holdings.others.values()):
                 held.release()
         if self._saving is not None:
@@ -144,11 +144,11 @@ class PsServer:
     # ------------------------------------------------------------------ what the master says
 
     def welcome(self, message: ps_pb2.PsWelcome) -> None:
-        """Take the answer to PsHello: settings, model, map."""
+        """Process the answer to PsHello: settings, model, map."""
         if self._settings is None:
             self._begin(message.settings)
         with self.holdings.lock:
-            # What the last stream may have lost; what comes of this map is told by whoever does it.
+            # Messages that the last stream may have lost; work that this map causes sends its own.
             notes: list[Note] = [*self._restored.values(), *self._complete.values()]
         if message.HasField("model"):
             self.set_model(message.model)
@@ -156,7 +156,7 @@ class PsServer:
         self._repeat(notes)
 
     def set_model(self, message: ps_pb2.SlotModel) -> None:
-        """Take the model, which never changes. Raises PsModelError."""
+        """Set the model, which never changes. Raises PsModelError."""
         assert self._settings is not None
         if self._model is not None:
             return
@@ -177,7 +177,7 @@ class PsServer:
             self._follow()
 
     def learn(self, message: ps_pb2.SlotMap) -> None:
-        """Take a map; one that is not newer changes nothing."""
+        """Adopt a map, unless it is not newer than the present one."""
         told = map_from_proto(message)
         with self.holdings.lock:
             if told.map.generation < self.holdings.map.generation or not told.map.places:
@@ -192,9 +192,9 @@ class PsServer:
             self.holdings.lock.notify_all()
 
     def save(self, message: ps_pb2.SaveSlots) -> None:
-        """Save all slots, and say so; takes as long as it takes.
+        """Save all slots and report it, without a time limit.
 
-        What fails is told. The last request is tried again until it is written, but for a checkpoint's.
+        Failures are reported. The last request is repeated until it succeeds, except for a checkpoint's.
         """
         assert self._saving is not None
         self._request = message.request
@@ -206,7 +206,7 @@ class PsServer:
                 return
 
     def save_last(self) -> None:
-        """Take and apply nothing any more, and save the slots that nobody takes."""
+        """Stop accepting requests and copies, and save the slots that no other process takes over."""
         with self.holdings.lock:
             self._leaving = self._receiving.ended = True
             for held in self.holdings.owned.values():
@@ -216,12 +216,12 @@ class PsServer:
             self.save(ps_pb2.SaveSlots())
 
     def save_manifest(self, message: ps_pb2.SaveManifest) -> None:
-        """Write a checkpoint's manifest, and say so."""
+        """Write a checkpoint's manifest, and report it."""
         assert self._saving is not None
         self._tell(saved=self._saving.write_manifest(message.request, message.folder, message.manifest))
 
     def close_tasks(self, message: ps_pb2.CloseTasks) -> None:
-        """Apply nothing of these tasks any more; answered when the copies of the slots know it as well."""
+        """Refuse these tasks from now on; answers once the slots' copies have recorded it, too."""
         runs = [(run.dataset, run.epoch, run.start, run.end) for run in message.tasks]
         names = [TaskName(d, e, task) for d, e, start, end in runs for task in range(start, end)]
         answer = ps_pb2.TasksClosed(tasks=message.tasks)
@@ -232,7 +232,7 @@ class PsServer:
         for slot, held in owned:
             with held.lock:
                 if held.gone or held.record.frozen:
-                    continue  # its next owner is asked
+                    continue  # the master asks the slot's next owner
                 applied = [held.record.close(name) for name in names]
                 held.send_to_copies(ReplicateClose(answer.generation, self.ps_id, slot, runs))
                 closed = ps_pb2.ClosedSlot(slot=slot, applied=applied, life=held.record.life)
@@ -245,7 +245,7 @@ class PsServer:
     # ------------------------------------------------------------------ what the master is told
 
     def held(self) -> Iterator[ps_pb2.HeldSlot]:
-        """All slots with their weights, for PsHello."""
+        """The slots held here with their weights, for PsHello."""
         with self.holdings.lock:
             for slot, held in self.holdings.owned.items():
                 yield self._held(slot, held, backup=False)
@@ -275,23 +275,23 @@ class PsServer:
 
     @property
     def lives(self) -> list[int]:
-        """Of all slots in the newest map, for PsHello."""
+        """The lives of all slots in the newest map, for PsHello."""
         return [place.life for place in self.holdings.map.places]
 
     @property
     def holds_nothing(self) -> bool:
-        """True if the map gives this process no slot and none is on its way: it may leave."""
+        """True if the process may leave: the map assigns it no slot, and none is in transit."""
         slots = self.holdings.map
         return not slots.held_by(self.ps_id) and all(place.target != self.ps_id for place in slots.places)
 
     @property
     def is_alone(self) -> bool:
-        """True if there is no other process that its slots could move to."""
+        """True if there is no other process to which its slots could move."""
         return set(self._told.addresses) - self._told.draining <= {self.ps_id}
 
     @property
     def copies(self) -> bool:
-        """True if a slot is on its way from here, or to here."""
+        """True if a slot is being copied from or to this process."""
         return any(
             place.begun and self.ps_id in (place.owner, place.target, place.joining)
             for place in self.holdings.map.places
@@ -310,7 +310,7 @@ class PsServer:
         )
 
     def _follow(self) -> None:
-        """Have what the map says. Called with the lock of the holdings."""
+        """Make the slots held match the map. Called with the lock of the holdings."""
         holdings = self.holdings
         for slot, place in enumerate(holdings.map.places):
             if place.owner == self.ps_id:
@@ -329,7 +329,7 @@ class PsServer:
                 del self._complete[slot]
 
     def _give_up(self, slot: int, held: HeldSlot, *, backs_up: bool) -> None:
-        """Own a slot no more. What is applied in it stays, where this process backs it up from now on."""
+        """Stop owning a slot; its contents stay if this process is now a backup of it."""
         self.holdings.judge.release(slot)
         held.release()
         if backs_up:
@@ -368,16 +368,16 @@ class PsServer:
         self._report_broken(held)
 
     def _keep_copies(self, held: HeldSlot, place: SlotPlace) -> None:
-        """Wait for the copies that the map names, and for no others."""
+        """Make answers wait for exactly the copies that the map names."""
         for name, copy in list(held.copies.items()):
             if name != place.backup and (name != place.joining or copy.begun != place.begun):
                 del held.copies[name]
         if place.backup and place.backup not in held.copies:
-            # It had the slot before this process did: the two were equal when the owner changed.
+            # It held the slot before this process became the owner, and was equal at that moment.
             held.copies[place.backup] = Copy(self._links.to(place.backup, anew=True))
 
     def _repeat(self, notes: list[Note]) -> None:
-        """Tell again what is still wanted, and which copies are broken."""
+        """Repeat messages that still matter, and report broken copies."""
         for note in notes:
             if isinstance(note, ps_pb2.SlotCopied):
                 if self._is_wanted(note):
@@ -445,7 +445,7 @@ class PsServer:
         with self.holdings.lock:
             if not self._is_restoring(slot, place.life, place.since):
                 return
-            # A snapshot of this life or a later one: the master begins one after it, and it is read again.
+            # A snapshot of this life or a later one: the master starts a later life, and it is read again.
             if snapshot_life < place.life:
                 self.holdings.others[slot] = held
             self._restored[slot] = note
@@ -479,7 +479,7 @@ class PsServer:
             self._tell(copy_broken=ps_pb2.CopyBroken(slot=slot, ps_id=process, begun=begun, error=error))
 
     def _refused(self, held: HeldSlot, copy: Copy) -> None:
-        """A copy does not take what this process has applied."""
+        """Handle a copy that refuses what this process has applied."""
         self._report_broken(held)
 
     def _link_broken(self, link: PeerLink, error: Exception) -> None:
@@ -493,7 +493,7 @@ class PsServer:
             self._report_broken(held, str(error))
 
     def _report_broken(self, held: HeldSlot, error: str = "it does not take what was applied") -> None:
-        """Tell the master of copies that lack something; nothing is answered until a map is without them."""
+        """Report incomplete copies to the master; answers wait until a map no longer contains them."""
         with held.lock:
             broken = [(name, copy.begun) for name, copy in held.copies.items() if copy.broken]
         place = self.holdings.map.places[held.slot]

@@ -1,13 +1,13 @@
-"""Slots on their way to another process, to be owned or backed up there.
+"""Copies slots to another process, as their new owner or as a backup.
 
     owner        COPY_BEGIN, COPY_PART ..., COPY_END with the record          receiver   COPY_DONE
-    move         the owner freezes before the last part, and stays so until a map says what became of it; the
-                 record follows when its backup has all of the slot, as it may be the new owner's backup; the
-                 receiver tells the master
-    backup       answers wait for the copy from the last part on, and what is applied follows on the same
-                 link; the owner tells the master once COPY_DONE has come
+    move         the owner freezes the slot before the last part, until a map contains the result. It sends
+                 the record once its backup has the whole slot, as that may become the new owner's backup. The
+                 receiver reports to the master
+    backup       from the last part on, answers wait for the copy, and pushes are forwarded on the same link.
+                 The owner reports to the master after COPY_DONE
 
-The receiver takes only what the newest map wants (`begun`), so that a late copy replaces nothing.
+The receiver accepts only copies in the newest map (`begun`), so that a late copy replaces nothing.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from elastane_slots.slot_map import SlotPlace
 
 _log = structlog.get_logger(__name__)
 
-#: How long the begin of a copy waits for the map that wants it.
+#: Seconds for which the start of a copy waits for the map that requests it.
 MAP_SECONDS: Final = 10.0
 Told = Callable[[int, str, int, int], None]
 
 
 class Sending:
-    """Copies of this process's slots to others, a thread each; to one process one after the other.
+    """Sends copies of this process's slots, each in its own thread; one at a time to each process.
 
-    copied: called with (slot, process, begun, version) of a backup that is complete. broken: with (slot,
+    copied: called with (slot, process, begun, version) when a backup is complete. broken: called with (slot,
     process, begun, error).
     """
 
@@ -52,7 +52,7 @@ class Sending:
         self._copied, self._broken = copied, broken
 
     def start(self, held: HeldSlot, place: SlotPlace) -> None:
-        """Begin the copy that a map wants, unless it has begun. Called with the map's lock."""
+        """Start the copy that a map requests, unless it has started. Called with the map's lock."""
         process = place.target or place.joining
         with held.lock:
             if held.started.get(process) == place.begun:
@@ -135,10 +135,10 @@ class _Arriving:
 
 
 class Receiving:
-    """Copies that come to this process.
+    """Receives copies of slots.
 
     arrived: called with (slot, process, begun, version) when a slot that this process will own is complete.
-    ended: this process leaves, and takes none any more.
+    ended: True once this process leaves and accepts no more copies.
     """
 
     def __init__(self, holdings: Holdings, arrived: Told) -> None:
@@ -148,13 +148,13 @@ class Receiving:
         self._arriving: dict[int, _Arriving] = {}
 
     def body_bytes(self, header: Header) -> int:
-        """Return the length that the body must have. Raises SlotFrameError, InvalidSnapshot."""
+        """Return the required length of the body. Raises SlotFrameError, InvalidSnapshot."""
         if isinstance(header, CopyPart):
             return sum(padded_sum(sizes) for _, sizes in self._sections(header))
         return 0
 
     def do(self, header: CopyBegin | CopyPart | CopyEnd, body: memoryview) -> Header | None:
-        """Take a part; only an end is answered. Parts that nobody wants are dropped."""
+        """Process a frame of a copy; only COPY_END is answered. Copies not in the map are dropped."""
         if isinstance(header, CopyBegin):
             self._begin(header)
             return None

@@ -9,7 +9,7 @@ from elastane_common.errors import RefusedError
 
 
 class PsEnvironment(WorkerEnvironment):
-    """Those of a worker, as far as they concern a parameter server, and its own."""
+    """The worker settings that apply to a parameter server, and its own."""
 
     ps_id: str = Field(default="", description="name of this parameter server, e.g. ps-0")
     ps_host: str = Field(
@@ -22,7 +22,7 @@ class PsEnvironment(WorkerEnvironment):
     )
 
     def listening_host(self) -> str:
-        """Address to listen at."""
+        """The address to listen at."""
         return self.ps_host or self.rendezvous_host()
 
 

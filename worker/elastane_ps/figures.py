@@ -1,4 +1,4 @@
-"""What a parameter server counts, for display."""
+"""Counters of a parameter server, for display."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Figures:
         self.non_finite = 0
 
     def answered(self, answers: Iterable[tuple[int, int]]) -> None:
-        """Count answers of slots, by code and staleness; not those that lack initial values."""
+        """Count answers of slots by code and staleness, except of slots without initial values."""
         with self._lock:
             for (code, staleness), count in Counter(answers).items():
                 if code == CODE_UNINITIALISED:
@@ -48,7 +48,7 @@ class Figures:
             self.bytes_sent += sent
 
     def message(self, holdings: Holdings, saved: dict[int, int]) -> ps_pb2.PsFigures:
-        """Return everything for the master. saved: version of the newest snapshot of each slot."""
+        """Return the message with all figures. saved: version of the newest snapshot of each slot."""
         with self._lock:
             figures = ps_pb2.PsFigures(
                 verdicts=dict(self._verdicts),

@@ -1,7 +1,8 @@
-"""Slots that a process has: their locks, their copies at other processes, and what answers wait for.
+"""Slots held by a process: their locks, copies at other processes, and waiting answers.
 
-A slot is judged, applied and recorded under its lock. An answer leaves only when every *synchronous* copy has
-applied all that the slot had by then: `barrier` is taken under the lock, `wait` called outside of all locks.
+Pushes to a slot are checked, applied and recorded under its lock. An answer is sent only when every
+*synchronous* copy has applied all that the slot contained at that time: `barrier` is called under the lock,
+`wait` outside of all locks.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from elastane_slots.slot_map import SlotMap
 
 @dataclass
 class Copy:
-    """A copy of a slot at another process. sent, acked: numbers of messages that changed the slot.
+    """A copy of a slot at another process. sent, acked: number of changes sent, and acknowledged.
 
-    begun: generation in which it began, 0 for a backup that had the slot already. broken: it lacks something;
-    nothing is answered until a map is without it.
+    begun: generation in which the copy started; 0 for a backup that already had the slot. broken: it is
+    incomplete; answers wait until a map no longer contains it.
     """
 
     link: PeerLink
@@ -40,8 +41,8 @@ Barrier = Sequence[tuple[str, Copy, int]]
 class HeldSlot:
     """One slot with its weights, owned or backed up. All fields are guarded by `lock`.
 
-    gone: not this process's any more; whoever waits stops. copies: synchronous ones, by process. pushes,
-    pulls: since it is here.
+    gone: True once this process no longer holds it, which ends all waits. copies: synchronous ones, by
+    process. pushes, pulls: counts since the slot is here.
     """
 
     def __init__(self, slot: int, record: SlotRecord, weights: SlotWeights) -> None:
@@ -51,23 +52,23 @@ class HeldSlot:
         self.lock = threading.Condition()
         self.gone = False
         self.copies: dict[str, Copy] = {}
-        #: `begun` of the copies that were started, by process.
+        #: `begun` of the copies that have been started, by process.
         self.started: dict[str, int] = {}
-        #: Called without the lock when a copy refuses what it was sent.
+        #: Called without the lock when a copy refuses a message.
         self.refused: Callable[[HeldSlot, Copy], None] | None = None
         self.pushes = 0
         self.pulls = 0
 
     def barrier(self) -> Barrier:
-        """Return what an answer that shows the slot's present state waits for."""
+        """Return the state of the copies for which an answer about the slot's present state must wait."""
         if not self.copies:
             return ()
         return [(name, copy, copy.sent) for name, copy in self.copies.items() if copy.acked < copy.sent]
 
     def wait(self, barrier: Barrier) -> bool:
-        """Wait until all copies have what they were sent; False if the slot is not this process's any more.
+        """Wait until all copies have applied what was sent; False if this process no longer holds the slot.
 
-        A copy that the map has dropped is not waited for.
+        Does not wait for a copy that the map has dropped.
         """
         if not barrier:
             return not self.gone
@@ -81,14 +82,14 @@ class HeldSlot:
         return False
 
     def send_to_copies(self, header: Header, body: Sequence[Piece] = ()) -> None:
-        """Send what was applied to all copies; called under the lock, in the order of application."""
+        """Send a change to all copies; called under the lock, in the order in which changes were applied."""
         for copy in self.copies.values():
             copy.sent += 1
             if not copy.broken:
                 copy.link.send(header, body, self._acknowledge(copy, copy.sent))
 
     def release(self) -> None:
-        """The slot is not this process's any more: answers that wait are not given."""
+        """Stop holding the slot; waiting answers are dropped."""
         with self.lock:
             self.gone = True
             self.lock.notify_all()
@@ -111,10 +112,10 @@ class HeldSlot:
 
 @dataclass
 class Holdings:
-    """All that a process holds by the newest map that it was told.
+    """All slots that a process holds by its newest map.
 
-    owned: slots that it serves; others: backups, copies that have arrived, and restored slots that are not
-    served yet. lock: of these two and of `map`; taken before a slot's own.
+    owned: slots that it serves. others: backups, received copies, and restored slots that are not served yet.
+    lock: guards these two and `map`; taken before a slot's own lock.
     """
 
     ps_id: str
@@ -124,10 +125,10 @@ class Holdings:
     owned: dict[int, HeldSlot] = field(default_factory=dict)
     others: dict[int, HeldSlot] = field(default_factory=dict)
     lock: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
-    #: Highest number of a lease in any push or map.
+    #: Highest lease number in any push or map.
     lease_seen: int = 0
 
     def knows(self, generation: int, seconds: float) -> bool:
-        """Wait until the map of a generation is known; False after `seconds`."""
+        """Wait until the map of this generation is known; False after `seconds`."""
         with self.lock:
             return self.lock.wait_for(lambda: self.map.generation >= generation, seconds)

@@ -1,4 +1,4 @@
-"""The journal of a process: on a disk each record is written at once, else once a second."""
+"""Writes a process's journal: on a disk each record at once, in an object store once per second."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WRITE_SECONDS: Final = 1.0
 
 
 class Journal:
-    """Thread-safe. process: a name that no other process ever has. model: written beside the segments."""
+    """Thread-safe. process: a unique name, never reused. model: written next to the segments."""
 
     def __init__(self, url: str, process: str, model: bytes) -> None:
         self._folder = Folder(url, JournalError)
@@ -31,9 +31,9 @@ class Journal:
         self._closing = False
         self._number = 0
         self._file: FileIO | None = None
-        #: Bytes of the segment that are written, and what is not written yet.
+        #: Number of bytes of the segment already written, and the bytes still to write.
         self._size, self._pending = 0, bytearray()
-        #: Whole files that could not be written yet; nothing may be missing in between.
+        #: Whole files not written yet; kept in order, because the journal must have no gaps.
         self._files: list[tuple[str, bytes]] = [(f"{FOLDER}/{process}/{MODEL}", model)]
         self._appends = True
         self._write()
@@ -41,7 +41,7 @@ class Journal:
         self._thread.start()
 
     def add(self, record: Record) -> None:
-        """Write a record down; called under its slot's lock, before anybody can see what it tells."""
+        """Write a record; called under its slot's lock, before the push becomes visible."""
         with self._lock:
             self._pending += encode_record(record)
             self._append()
@@ -49,7 +49,7 @@ class Journal:
                 self._wake.set()
 
     def close(self) -> None:
-        """Write what there is, and end."""
+        """Write what is pending, and end."""
         self._closing = True
         self._wake.set()
         self._thread.join()
@@ -65,7 +65,7 @@ class Journal:
         self._write()
 
     def _append(self) -> None:
-        """Write what is pending to the end of the segment; what is left is tried again."""
+        """Append pending bytes to the segment; the rest is retried later."""
         if not self._pending or not self._appends:
             return
         try:
@@ -107,7 +107,7 @@ class Journal:
 
 
 def entry_of(push: Replicate, sections: Sequence[memoryview]) -> JournalEntry:
-    """Return what is written of a push that was applied. sections: its gradients, as they came."""
+    """Return the record of an applied push. sections: its gradients, as received."""
     return JournalEntry(
         slot=push.slot,
         life=push.life,

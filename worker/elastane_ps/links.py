@@ -1,8 +1,8 @@
-"""Links to other parameter servers: what is sent arrives in its order, or the link breaks.
+"""Links to other parameter servers: messages arrive in order, or the link breaks.
 
-Sending never blocks, as it happens under a slot's lock; a thread opens the connection and writes. Whoever
-sends much (`elastane_ps.copying`) waits for room first, outside of locks. A link that broke stays broken: its
-copies lack something. The next copy to the same process gets another.
+Sending never blocks, because it happens under a slot's lock; a thread opens the connection and writes.
+Senders of much data (`elastane_ps.copying`) first wait for room, outside of locks. A broken link stays
+broken, as its copies are incomplete; the next copy to the same process gets a new link.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from elastane_common.errors import ElastaneError
 
 _log = structlog.get_logger(__name__)
 
-#: Of a copy under way on one link: a slot that is frozen waits for no more than this.
+#: Limit of unsent bytes of a copy on one link, which bounds how long a frozen slot waits.
 ROOM_BYTES: Final = 16 * 2**20
 
-#: Where a process listens, and its secret; None if the map does not say.
+#: Returns a process's address and secret; None if the map does not contain it.
 Address = Callable[[str], tuple[str, bytes] | None]
 
 
@@ -35,16 +35,16 @@ class _Item:
     header: Header
     body: Sequence[Piece]
     size: int
-    #: None: it is not answered.
+    #: Called with the answer; None for messages without one.
     done: Callable[[Header | None], None] | None
 
 
 class PeerLink:
-    """To one process. broken: called once, with the error."""
+    """A link to one process. broken: called once, with the error."""
 
     def __init__(self, ps_id: str, address: Address, broken: Callable[[PeerLink, Exception], None]) -> None:
         self.ps_id = ps_id
-        #: Held by the copy under way: a slot is frozen while its own rest is sent, and not those of others.
+        #: Held by the copy in progress, so that a frozen slot does not wait for the data of other slots.
         self.turn = threading.Lock()
         self._address, self._broken = address, broken
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
@@ -58,8 +58,10 @@ class PeerLink:
     def send(
         self, header: Header, body: Sequence[Piece] = (), done: Callable[[Header | None], None] | None = None
     ) -> None:
-        """Send something. done: called with the answer, or None if the link breaks before; never under a lock
-        of the caller's. Memory must not change until then."""
+        """Send a message, whose memory must not change until `done`.
+
+        done: called with the answer, or with None if the link breaks first; never under a lock of the caller.
+        """
         item = _Item(header, body, sum(map(len, body)), done)
         with self._state:
             if self.error is None:
@@ -67,17 +69,17 @@ class PeerLink:
                 self._items.put(item)
                 return
         if done is not None:
-            # Elsewhere: the caller holds a slot's lock, which `done` takes.
+            # In another thread: the caller holds a slot's lock, which `done` takes.
             threading.Thread(target=done, args=(None,), daemon=True).start()
 
     def wait_for_room(self) -> bool:
-        """Wait until few enough bytes are waiting; False if the link is broken."""
+        """Wait until the unsent bytes are below the limit; False if the link is broken."""
         with self._state:
             self._state.wait_for(lambda: self.error is not None or self._waiting_bytes < ROOM_BYTES)
             return self.error is None
 
     def close(self) -> None:
-        """End the link; nobody is told."""
+        """End the link without calling `broken`."""
         self._fail(SlotFrameError(f"the link to {self.ps_id} was closed"), tell=False)
 
     def _run(self) -> None:
@@ -129,7 +131,7 @@ class PeerLink:
         self._drop_waiting()
 
     def _drop_waiting(self) -> None:
-        """Whoever waits for something that was not sent hears so."""
+        """Call `done` of all unsent messages with None."""
         if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._items.put(None)
             self._thread.join(0.5)
@@ -143,7 +145,7 @@ class PeerLink:
 
 
 class Links:
-    """Links by process. Thread-safe. broken: called with a link that broke, and the error."""
+    """Links by process. Thread-safe. broken: called with a broken link and the error."""
 
     def __init__(self, address: Address, broken: Callable[[PeerLink, Exception], None]) -> None:
         self._address, self._broken = address, broken
@@ -151,7 +153,7 @@ class Links:
         self._links: dict[str, PeerLink] = {}
 
     def to(self, ps_id: str, *, anew: bool = False) -> PeerLink:
-        """Return the link to a process. anew: another one in the place of a broken one."""
+        """Return the link to a process. anew: replace a broken one."""
         with self._lock:
             link = self._links.get(ps_id)
             if link is None or (anew and link.error is not None):

@@ -1,11 +1,12 @@
 """The process of a parameter server: its session with the master, its signals, its end.
 
-SIGTERM asks to be drained: the slots move, and the process leaves when it has none. Without another process
-that they could move to, they are saved first. A fault ends the process at once, with whatever it holds: a
-slot that may be half updated must not be served or saved.
+SIGTERM requests a drain: the slots move, and the process leaves once it has none. If there is no other
+process to which they could move, they are saved first. A fault ends the process at once, with all that it
+holds, because a slot that may be half updated must not be served or saved.
 
-Storage may hang for ever. After SIGTERM the process ends with its notice, whatever it waits for. Without, as
-when an operator drains it, it ends once it has saved no slot for so long. The master takes it for dead then.
+Storage may hang for ever. After SIGTERM the process ends when its notice is over, whatever it waits for.
+Without SIGTERM, as in a drain by an operator, it ends once it has saved no slot for the same time. The master
+then considers it dead.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from elastane_ps.session import PsSession
 
 _log = structlog.get_logger(__name__)
 
-#: How often it is looked whether a process that is drained has nothing left.
+#: Interval of the checks whether a drained process still holds slots, in seconds.
 _LOOK_SECONDS: Final = 0.1
 
 
 class PsProcess:
-    """One process, from its first Hello to its exit code."""
+    """The process, from its first Hello to its exit code."""
 
     def __init__(self, environment: PsEnvironment) -> None:
         self._environment = environment
@@ -52,7 +53,7 @@ class PsProcess:
         self._draining = False
         self._terminated = 0
         self._reason = "drained"
-        #: When the process is taken away, on the monotonic clock.
+        #: Monotonic time at which the process will be taken away.
         self._until: float | None = None
         self._server = PsServer(
             environment.ps_id,
@@ -169,7 +170,7 @@ class PsProcess:
             self._changed.notify_all()
 
     def _fault(self, error: BaseException) -> None:
-        """End at once. What this process has answered, others have; what is half done, nobody may see."""
+        """End at once. Copies have all that was answered, and nobody may see what is half done."""
         why = error.line() if isinstance(error, ElastaneError) else error
         sys.stderr.write(f"elastane: this parameter server cannot go on: {why}\n")
         sys.stderr.flush()
@@ -181,7 +182,7 @@ class PsProcess:
         self._terminated += 1
         if self._terminated > 1:
             os._exit(128 + signum)
-        # In a thread: the handler may have interrupted one that holds a lock.
+        # In another thread, because the handler may have interrupted code that holds a lock.
         threading.Thread(target=self._leave_in_time, daemon=True).start()
 
     def _leave_in_time(self) -> None:
@@ -193,7 +194,7 @@ class PsProcess:
         self.leave(reason)
 
     def _end_at_standstill(self, code: int) -> None:
-        """End the process with `code` once it has saved no slot for a notice's time. SIGTERM has its own."""
+        """End the process with `code` once it has saved no slot for the length of a notice."""
         seconds, saved = self._environment.notice_seconds, -1
         while saved < self._server.saved_count:
             saved = self._server.saved_count
@@ -211,7 +212,7 @@ class PsProcess:
         self._say_leaving()
 
     def die(self) -> None:
-        """End without a word, as a process that is killed; for tests that have several in one process."""
+        """End like a killed process, without messages; for tests with several servers in one process."""
         with self._changed:
             self._error = ElastaneError("killed")
             self._changed.notify_all()
@@ -233,7 +234,7 @@ class PsProcess:
 
     def _may_leave(self) -> bool:
         server = self._server
-        # Where all drain, slots that are still moving are waited for: whoever has them then saves them.
+        # If all drain, wait for slots that are still moving; their new owner saves them.
         return self._draining and (server.holds_nothing or (server.is_alone and not server.copies))
 
 
@@ -246,7 +247,7 @@ def main() -> int:
     try:
         environment = read_environment()
         logs.configure_logs(environment.log_level, environment.log_format)
-        # One thread: elementwise optimizers have the bits of the whole tensor then.
+        # With one thread, elementwise optimizers have the bits of the whole tensor.
         torch.set_num_threads(1)
         return PsProcess(environment).run()
     except ElastaneError as error:

@@ -1,4 +1,4 @@
-"""Rows that a pull asks for: read slot by slot, checked and completed for all slots together."""
+"""The rows of a pull: read slot by slot, checked and completed for all slots together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elastane.tables.table_rows import fill_absent
 
 
 class PulledRows:
-    """asked: slots of the request. body: their ids. Raises InvalidRequest for ids that are none of theirs."""
+    """asked: slots of the request. body: their ids. Raises InvalidRequest for ids of other slots."""
 
     def __init__(self, spec: ModelSpec, asked: Sequence[PullSlot], body: memoryview) -> None:
         self._spec = spec
@@ -26,7 +26,7 @@ class PulledRows:
                 size = count * ID_BYTES
                 found.setdefault(table, []).append((number, count, body[at : at + size]))
                 at += padded(size)
-        #: By number of a slot: tables, and where its rows are among those of all.
+        #: By number of a slot: tables, and the range of its rows among those of all slots.
         self._parts: list[list[tuple[int, int, int]]] = [[] for _ in asked]
         self._ids: dict[int, Ids] = {}
         for table in sorted(found):
@@ -53,14 +53,14 @@ class PulledRows:
             weights.read_rows(table, self._ids[table][start:end], rows[start:end], known[start:end])
 
     def complete(self) -> None:
-        """All slots are read that will be."""
+        """Complete the rows, after the last slot has been read."""
         layout = self._spec.layouts[0]
         for table, (rows, known) in self._rows.items():
             fill_absent(layout.tables[table], self._spec.initial_rows(table), self._ids[table], rows, known)
             self._bytes[table] = values_of(torch.from_numpy(rows), layout.row_dtype(table))
 
     def sections(self, number: int) -> list[memoryview]:
-        """The sections of one slot, as `SlotLayout.pulled_sections` has them."""
+        """Return the sections of one slot, as in `SlotLayout.pulled_sections`."""
         found = []
         for table, start, end in self._parts[number]:
             row_bytes = self._spec.layouts[0].wire_rows[table]

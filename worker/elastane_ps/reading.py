@@ -1,7 +1,8 @@
-"""All of a slot, read piece by piece while it is trained: for copies and for snapshots.
+"""Reads a whole slot in pieces while it is trained, for copies and snapshots.
 
-Pieces are read under one hold of the lock each. What was touched meanwhile follows in further rounds, until
-so little is left that it can be read, with the record, under one hold: the moment that the result is of.
+The lock is held for each piece separately. Changes made meanwhile are read in further rounds, until the rest
+is small enough to be read under one hold of the lock, together with the record. The result is the slot's
+state at that moment.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 from elastane.tables.sections import Section
 from elastane_ps.held import HeldSlot
 
-#: The last part, read under one hold, is no larger than this where it can be helped.
+#: Intended maximum size of the last part, which is read under one hold of the lock.
 LAST_BYTES: Final = 8 * 2**20
 ROUNDS_MAX: Final = 8
 
@@ -24,11 +25,11 @@ def read_slot(
     last: Callable[[list[Section], int], None],
     since: int = 0,
 ) -> bool:
-    """Read what was touched since a mark (0: everything).
+    """Read the changes since a mark (0: everything).
 
-    take: called with each section without the lock; returns False to stop. last: called under the lock, with
-    the rest and a mark for the next time; the record is of this moment. Returns False if it was stopped, or
-    the slot is not this process's any more.
+    take: called with each section, without the lock; returns False to stop. last: called under the lock with
+    the rest and a mark for the next call; the record must be taken then. Returns False if it was stopped, or
+    if this process no longer holds the slot.
     """
     before_bytes = math.inf
     for turn in range(ROUNDS_MAX):
@@ -37,7 +38,7 @@ def read_slot(
                 return False
             changes = held.weights.changed_since(since)
             mark = held.weights.mark()
-            # Where pushes touch nearly all of a slot, further rounds make the rest no smaller.
+            # If pushes change nearly all of a slot, further rounds do not reduce the rest.
             least = changes.bytes > before_bytes / 2 or turn == ROUNDS_MAX - 1
             if changes.bytes <= LAST_BYTES or least:
                 last(list(held.weights.sections(changes)), mark)

@@ -1,4 +1,4 @@
-"""A backup applies what its owner has applied, in the same order, without asking anybody."""
+"""Applies to backups what their owner has applied, in the same order."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from elastane_ps.held import HeldSlot, Holdings
 from elastane_ps.journal import entry_of
 from elastane_slots.tasks import TaskName
 
-#: How long a message from an owner with a newer map waits for that map.
+#: Seconds for which a message from an owner with a newer map waits for that map.
 MAP_SECONDS: Final = 10.0
 Message = Replicate | ReplicateInit | ReplicateClose
 
 
 class Replication:
-    """Takes the messages of owners. journal: takes what was applied."""
+    """Processes the messages of owners. journal: records what was applied."""
 
     def __init__(self, holdings: Holdings, journal: Callable[[Record], None] | None = None) -> None:
         self._holdings = holdings
         self.journal = journal
 
     def body_bytes(self, header: Message) -> int:
-        """Return the length that the body must have. Raises SlotFrameError, InvalidRequest."""
+        """Return the required length of the body. Raises SlotFrameError, InvalidRequest."""
         spec = self._holdings.spec
         if spec is None or not 0 <= header.slot < spec.slots:
             raise SlotFrameError(f"there is no slot {header.slot}")
@@ -37,8 +37,8 @@ class Replication:
         return padded_sum(layout.initial_sections) if isinstance(header, ReplicateInit) else 0
 
     def do(self, header: Message, body: memoryview) -> Header:
-        """Apply it, if it is of the slot's owner and follows what was applied; version -1 says that not."""
-        # An owner that is one no more has an older map; one with a newer map is heard once it is known.
+        """Apply a message if it is from the slot's owner and next in order; else answer with version -1."""
+        # A former owner has an older map; messages of an owner with a newer map wait until it is known here.
         if not self._holdings.knows(header.generation, MAP_SECONDS):
             return Replicated(header.slot, -1)
         with self._holdings.lock:

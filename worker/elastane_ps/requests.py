@@ -1,9 +1,9 @@
-"""Pulls, pushes and initial values: read, checked as a whole, then done.
+"""Executes pulls, pushes and initial values, after checking each request as a whole.
 
-What is pulled is read slot by slot; rows of a push are updated in one step, under the locks of all its slots.
-A frame is checked completely before its first slot is judged. What no client sends raises SlotFrameError or
-InvalidRequest, and its connection is closed. Each request has two steps: `do`, in the order in which frames
-come, and `answer`, which waits for the copies of the slots and may be called later.
+Pulls read slot by slot; the rows of a push are updated in one step, under the locks of all its slots. A frame
+is checked completely before its first slot is processed. Requests that no client of ours sends raise
+SlotFrameError or InvalidRequest, which closes the connection. Each request has two steps: `do`, in the order
+in which frames arrive, and `answer`, which waits for the slots' copies and may be called later.
 """
 
 from __future__ import annotations
@@ -66,24 +66,24 @@ from elastane_slots.pushes import DONE_VERDICTS, Verdict
 from elastane_slots.pushes import Pulled as Seen
 from elastane_slots.tasks import TaskName
 
-#: Code, life, version and staleness of a slot's answer.
+#: (code, life, version, staleness) of a slot's answer.
 Said = tuple[int, int, int, int]
 _MOVED: Final = CODES[Verdict.MOVED]
 _DONE: Final = frozenset(CODES[verdict] for verdict in DONE_VERDICTS)
-#: What of a push is applied under one hold of its slots' locks; more if one slot has more.
+#: Bytes of a push applied under one hold of its slots' locks, unless a single slot has more.
 BATCH_BYTES: Final = 4 * 2**20
 
 
 @dataclass(frozen=True)
 class Answer:
-    """make: returns header and body, after waiting for the copies. waits: it may have to."""
+    """make: returns header and body, after waiting for copies. waits: True if it may have to wait."""
 
     make: Callable[[], tuple[Header, Sequence[Piece]]]
     waits: bool = False
 
 
 class _SlotPush(NamedTuple):
-    """A push for one slot. told: None for a name alone. body: as it came, for copies and journal."""
+    """A push for one slot. told: None if only the name is pushed. body: as received, to be passed on."""
 
     slot: int
     told: PushSlot | None = None
@@ -93,12 +93,12 @@ class _SlotPush(NamedTuple):
 
 
 class PsFault(Exception):  # noqa: N818 - not an error of a request: the process must end
-    """A slot may be half updated, or this process holds what it should not: it must end, at once."""
+    """A slot may be half updated, or this process holds one that it should not; it must end at once."""
 
 
 @dataclass
 class Settings:
-    """Of the job. journal: takes what was applied; None without one."""
+    """Settings of the job. journal: records what was applied; None without one."""
 
     scale_by_staleness: bool = False
     journal: Callable[[Record], None] | None = None
@@ -106,7 +106,7 @@ class Settings:
 
 
 class Requests:
-    """Does what workers ask for. Thread-safe."""
+    """Executes the requests of workers. Thread-safe."""
 
     def __init__(
         self, holdings: Holdings, settings: Settings, figures: Figures, room: Room | None = None
@@ -122,7 +122,7 @@ class Requests:
         return spec
 
     def body_bytes(self, header: Header) -> int:
-        """Return the length that the body must have. Raises SlotFrameError, InvalidRequest."""
+        """Return the required length of the body. Raises SlotFrameError, InvalidRequest."""
         if isinstance(header, Pull):
             self._check_slots([told.slot for told in header.slots])
             layouts = self.spec.layouts
@@ -140,7 +140,7 @@ class Requests:
         raise SlotFrameError(f"a {type(header).__name__} is no request")
 
     def do(self, header: Header, body: memoryview) -> Answer:
-        """Do a request. Raises InvalidRequest, SlotFrameError; PsFault if the process must end."""
+        """Execute a request. Raises InvalidRequest, SlotFrameError; PsFault if the process must end."""
         if isinstance(header, Pull):
             return self._pull(header, body)
         if isinstance(header, Push):
@@ -266,7 +266,7 @@ class Requests:
             raise _too_little(f"new rows, most of {table!r}", needed.total(), left, table=table)
 
     def _require_room_of(self, slots: Sequence[int]) -> None:
-        """Raise PsMemoryError if the blocks of slots, with what their optimizers may keep, would not fit."""
+        """Raise PsMemoryError if the blocks of slots with their optimizer states would not fit."""
         spec, owned = self.spec, self._holdings.owned
         needed = 0
         for slot in slots:
@@ -282,8 +282,10 @@ class Requests:
     def _push_slots(
         self, header: Push, push: pushes.Push, batch: Sequence[_SlotPush]
     ) -> list[tuple[int, Said, HeldSlot | None, Barrier]]:
-        """Judge and apply a push at several slots, under all their locks: these are taken in ascending order,
-        and nobody else takes a second one."""
+        """Check and apply a push at several slots, under all their locks.
+
+        The locks are taken in ascending order, and no other code takes more than one.
+        """
         owned, locked = self._holdings.owned, list[HeldSlot]()
         try:
             for one in batch:
@@ -347,7 +349,7 @@ class Requests:
                 self._pass_on(header, one, held, scale)
 
     def _pass_on(self, header: Push, one: _SlotPush, held: HeldSlot, scale: float) -> None:
-        """Tell the copies of a slot, and the journal, what was applied."""
+        """Send an applied push to the slot's copies and the journal."""
         told = one.told or PushSlot(one.slot, -1, -1)
         sections = cut(one.body, self.spec.layouts[one.slot].push_sections(told.blocks, told.rows))
         message = Replicate(
@@ -441,7 +443,7 @@ def _too_little(what: str, needed_bytes: int, left_bytes: int, **facts: object) 
 
 
 def _batches(parts: Sequence[_SlotPush]) -> Iterator[Sequence[_SlotPush]]:
-    """Divide a push into what is applied under one hold of the slots' locks."""
+    """Divide a push into batches, each applied under one hold of the slots' locks."""
     start, size = 0, 0
     for number, one in enumerate(parts):
         own = one.told.size if one.told is not None else 0
@@ -454,7 +456,7 @@ def _batches(parts: Sequence[_SlotPush]) -> Iterator[Sequence[_SlotPush]]:
 
 
 def timed(figures: Figures, header: Header, began: float, received: int, sent: int) -> None:
-    """Count a request that was answered."""
+    """Count an answered request."""
     if isinstance(header, frames.Push | frames.Pull):
         kind = "push" if isinstance(header, frames.Push) else "pull"
         figures.frame(kind, time.monotonic() - began, received, sent)

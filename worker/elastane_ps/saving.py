@@ -1,8 +1,8 @@
-"""Snapshots of owned slots, one at a time: at a cadence, and when the master asks.
+"""Writes snapshots of owned slots, one at a time: periodically, and on the master's request.
 
-A snapshot is of one moment, and written only when all copies have applied what it has, so that no snapshot
-is ahead of what a backup could be promoted with. Slots that nothing was applied to since are skipped. A
-write that fails leaves the one before, is tried again later, and never ends training.
+A snapshot is of one moment, and is written only after all copies have applied its contents, so that no
+snapshot is ahead of a backup that may be promoted. Slots without changes are skipped. A failed write keeps
+the previous snapshot, is retried later, and never stops training.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from elastane_slots.held_slots import SlotRecord
 
 _log = structlog.get_logger(__name__)
 
-#: Of the snapshots of the cadence, below the job's URL.
+#: Folder of periodic snapshots, below the job's URL.
 CADENCE_FOLDER: Final = "slots"
-#: How often it is looked for slots that are due.
+#: Interval of the checks for slots that are due, in seconds.
 _LOOK_SECONDS: Final = 0.1
-#: How long a snapshot that is being written is waited for at the end; storage may hang.
+#: Seconds to wait at the end for a snapshot being written, because storage may hang.
 _CLOSE_SECONDS: Final = 10.0
 _BACKOFF_SECONDS: Final = 5.0
 _BACKOFF_SECONDS_MAX: Final = 300.0
@@ -40,7 +40,7 @@ _BACKOFF_SECONDS_MAX: Final = 300.0
 
 @dataclass
 class _Chain:
-    """The snapshots of one slot by this owner. mark: of the weights, of what is saved."""
+    """The snapshots of one slot by this owner. mark: of the weights at the last snapshot."""
 
     held: HeldSlot
     writer: SnapshotWriter
@@ -51,7 +51,7 @@ class _Chain:
 
 @dataclass
 class Failing:
-    """Snapshots fail since `since` (wall clock), the last time with `error`."""
+    """Snapshots have failed since `since` (wall clock), most recently with `error`."""
 
     since: float
     error: str
@@ -60,7 +60,7 @@ class Failing:
 
 
 class Saving:
-    """url: of the job's folder; "": nothing is saved. saved: called with each SlotsSaved of the cadence."""
+    """url: of the job's folder; "": nothing is saved. saved: called with each periodic SlotsSaved."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class Saving:
         self._holdings, self._seconds, self._saved, self._clock = holdings, seconds, saved, clock
         self._folder = Folder(url, SlotSnapshotError) if url else None
         self._chains: dict[int, _Chain] = {}
-        #: Of the chains; one snapshot is written at a time.
+        #: Guards the chains; one snapshot is written at a time.
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self.failing: Failing | None = None
-        #: Snapshots written by this process.
+        #: Number of snapshots written by this process.
         self.written = 0
         self._thread: threading.Thread | None = None
         if self._folder is not None and seconds > 0:
@@ -96,7 +96,7 @@ class Saving:
             self._thread.join(_CLOSE_SECONDS)
 
     def save(self, request: str, folder: str) -> ps_pb2.SlotsSaved:
-        """Save all owned slots now, as a request of the master; below `folder`, or where the cadence does."""
+        """Save all owned slots on the master's request: below `folder`, or with the periodic snapshots."""
         answer = ps_pb2.SlotsSaved(request=request)
         if self._folder is None:
             answer.error = "this job has no folder for snapshots"
@@ -116,7 +116,7 @@ class Saving:
         return answer
 
     def write_manifest(self, request: str, folder: str, manifest: bytes) -> ps_pb2.SlotsSaved:
-        """Write the manifest of a checkpoint beside its slots."""
+        """Write the manifest of a checkpoint into its folder."""
         answer = ps_pb2.SlotsSaved(request=request)
         try:
             if self._folder is None:
@@ -129,9 +129,9 @@ class Saving:
     def restore(
         self, spec: ModelSpec, slot: int, source: str
     ) -> tuple[HeldSlot | None, str, tuple[str, ...]]:
-        """Read the newest usable snapshot of a slot; source: of a checkpoint, or "" for the cadence's.
+        """Read the newest usable snapshot of a slot. source: a checkpoint, or "" for periodic snapshots.
 
-        Return it, its name, and why newer ones are not usable. Raises SlotSnapshotError if the storage fails.
+        Returns it, its name, and why newer ones are unusable. Raises SlotSnapshotError if the storage fails.
         """
         if self._folder is None:
             return None, "", ()
@@ -183,7 +183,7 @@ class Saving:
         if chain is None:
             return False
         if not chain.due:
-            # Slots come one after the other, over the whole interval.
+            # Slots are saved one after the other, spread over the interval.
             share = held.slot / max(1, len(self._holdings.map.places))
             chain.due = now + self._seconds * (0.5 + share)
         if now < chain.due:
@@ -196,7 +196,7 @@ class Saving:
             return [held for _, held in sorted(self._holdings.owned.items())]
 
     def _chain(self, held: HeldSlot) -> _Chain | None:
-        """The chain of a slot as it is owned now; another one if it left and came back."""
+        """Return the chain of a slot; a new one if the slot has left and come back."""
         spec = self._holdings.spec
         if self._folder is None or spec is None:
             return None
@@ -233,7 +233,7 @@ class Saving:
         return _message(saved, CADENCE_FOLDER, moment.record if applied else b"")
 
     def _elsewhere(self, held: HeldSlot, folder: str) -> ps_pb2.SavedSlot | None:
-        """Write all of a slot into a checkpoint's folder."""
+        """Write the whole slot into a checkpoint's folder."""
         assert self._folder is not None and self._holdings.spec is not None
         moment = _read(held, 0)
         if moment is None:
@@ -259,7 +259,7 @@ class _Moment:
 
 
 def _read(held: HeldSlot, since: int) -> _Moment | None:
-    """Read a slot at one moment, and wait until its copies have that."""
+    """Read a slot's state at one moment, and wait until its copies have applied it."""
     sections: list[Section] = []
     moments: list[_Moment] = []
     barriers = []

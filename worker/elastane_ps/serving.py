@@ -1,9 +1,9 @@
 """The data port: a listener, and a thread for each connection.
 
-A stranger has a handshake's time and no memory of ours. A frame's length is compared with what its header
-asks for before there is memory for it; whoever sends another is told so, and closed. Requests are done in
-their order on the connection's thread; an answer that waits for a backup is given by a second one, so that
-the next request need not wait for it.
+A caller without the secret gets only the time of a handshake, and no memory. A frame's length is compared
+with the length that its header requires before memory is allocated; if they differ, the caller gets an error
+and its connection is closed. Requests run in order on the connection's thread; answers that wait for a backup
+are sent by a second thread, so that the next request does not wait for them.
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ from elastane_shards.errors import ShardsError
 _log = structlog.get_logger(__name__)
 
 CONNECTIONS_MAX: Final = 256
-#: Callers that have not proved the secret yet.
+#: Maximum number of callers that have not proved the secret yet.
 STRANGERS_MAX: Final = 128
 _BACKLOG: Final = 256
-#: A frame that has begun goes on within this time: frames share memory, and a worker may be suspended.
+#: Longest pause within a frame, in seconds: frames share memory, and a worker may be suspended.
 _SILENCE_SECONDS: Final = 60
-#: How long the rest of a refused frame is read.
+#: Seconds for which the rest of a refused frame is read.
 _REFUSED_SECONDS: Final = 1.0
 
 
 class DataPort:
-    """Listens on a free port of `host`. secret: of this process for its job. fault: called when the process
-    must end."""
+    """Listens on a free port of `host`.
+
+    secret: of this process for its job. fault: called when the process must end.
+    """
 
     def __init__(
         self,
@@ -176,7 +178,7 @@ class DataPort:
 
 
 class _Answers:
-    """Answers of one connection, in the order of its requests."""
+    """Sends the answers of one connection, in the order of its requests."""
 
     def __init__(self, connection: socket.socket, figures: Figures) -> None:
         self._connection, self._figures = connection, figures
@@ -195,7 +197,7 @@ class _Answers:
         staging: Staging,
         staged: int,
     ) -> bool:
-        """Answer a request. True if that happens later, and gives the request's memory back then."""
+        """Answer a request. True if the answer is sent later, and the request's memory returned then."""
 
         def now() -> None:
             said, body = answer.make()
@@ -219,11 +221,11 @@ class _Answers:
         return True
 
     def refuse(self, number: int, error: Exception) -> None:
-        """Say what was wrong, before the connection is closed."""
+        """Send an error before the connection is closed."""
         code = error.code if isinstance(error, ElastaneError) else SlotFrameError.code
         with suppress(OSError, ElastaneError):
             self._write(Error(code, str(error)[:2000]), number, ())
-            # The rest is read: the kernel would answer it by a reset, which takes the error away.
+            # Read the rest: otherwise the kernel would send a reset, and the caller would lose the error.
             self._connection.shutdown(socket.SHUT_WR)
             self._connection.settimeout(_REFUSED_SECONDS)
             until = time.monotonic() + _REFUSED_SECONDS
@@ -244,7 +246,7 @@ class _Answers:
 
 
 def _wait_at_most(connection: socket.socket, seconds: int) -> None:
-    """Limit how long a receive waits for bytes; 0: as long as it takes."""
+    """Limit how long a receive waits for bytes; 0: no limit."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 0))
 
 

@@ -1,4 +1,4 @@
-"""A parameter server's session with the master: a worker's, with other messages."""
+"""A parameter server's session with the master: like a worker's, with other messages."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ class PsSession(MasterSession):
         )
 
     def tell(self, **message: Any) -> None:
-        """Send one message, as `tell(restored=...)`. Dropped while disconnected: what matters is told again
-        after the next welcome."""
+        """Send one message, as in `tell(restored=...)`.
+
+        Dropped while disconnected; messages that matter are repeated after the next welcome.
+        """
         self.send(_as_any(ps_pb2.AttendSlotsRequest(**message)))
 
     def end(self, reason: str) -> None:
-        """Say PsBye, and wait until the master has ended the stream."""
+        """Send PsBye, and wait until the master has ended the stream."""
         self.close(_as_any(ps_pb2.PsBye(reason=reason)))
 
     def _call(self, channel: grpc.Channel, requests: Iterator[Any]) -> Any:

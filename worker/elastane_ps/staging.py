@@ -1,4 +1,4 @@
-"""Memory for frames that are received: bounded for the whole process, whatever its callers send."""
+"""Memory for received frames, bounded for the whole process whatever its callers send."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-#: Limit of all bodies that are being received or applied; one alone may be larger.
+#: Limit in bytes of all bodies being received or applied; a single one may be larger.
 STAGED_BYTES_MAX: Final = 512 * 2**20
 
 
 class Staging:
-    """Counts memory. A caller that would exceed the limit waits, and its socket is not read meanwhile."""
+    """Accounts for memory. A caller that would exceed the limit waits, and its socket is not read."""
 
     def __init__(self, bytes_max: int = STAGED_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -20,7 +20,7 @@ class Staging:
         self._changed = threading.Condition()
 
     def take(self, size: int) -> memoryview:
-        """Return writable memory of `size` bytes, to be given back with `give_back`."""
+        """Return `size` bytes of writable memory, to be returned with `give_back`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._bytes or self._bytes + size <= self._bytes_max)
             self._bytes += size
@@ -32,7 +32,7 @@ class Staging:
             raise
 
     def give_back(self, size: int) -> None:
-        """The memory of a `take` is not used any more."""
+        """Return the memory of a `take`."""
         with self._changed:
             self._bytes -= size
             self._changed.notify_all()

@@ -26,7 +26,7 @@ from elastane_common.storage import CHUNK_BYTES, Folder
 from elastane_runner.archive import ArchiveLimits, unpack
 from elastane_runner.progress import Tell, untold
 
-#: Of all archives that are kept.
+#: Total size of the cached archives.
 CACHE_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
 GIT_SECONDS_MAX: Final = 600.0
 #: Between two looks at what takes long.

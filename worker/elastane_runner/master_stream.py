@@ -77,7 +77,7 @@ class MasterStream:
         self._machine = AttendingMachine(now=time.monotonic(), backoff=backoff_seconds)
         self._outgoing: _Outgoing | None = None
         self._call: grpc.Call | None = None
-        #: Of its own, as a stream keeps it for days.
+        #: A separate thread, because a stream occupies it for days.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="runner-stream")
         self._closing = threading.Event()
 

@@ -34,7 +34,7 @@ FETCH_CONTAINER: Final = "fetch-code"
 FETCH_EXIT_PERMANENT: Final = 3
 #: Keeps a pod that was deleted until its exit code and its log are recorded.
 FINALIZER: Final = "elastane.io/recorded"
-#: Of pods and services; network policies and people find them by it.
+#: Label of pods and services, by which network policies and people find them.
 NAME_LABEL: Final = "app.kubernetes.io/name"
 NAME: Final = "elastane-rank"
 

@@ -26,7 +26,7 @@ LOCK: Final = "lock"
 #: Variable that marks every process of a rank, so that they are found when its shim was killed.
 MARK: Final = "ELASTANE_RANK_PROCESS"
 
-#: Of the fields of /proc/PID/stat after the name in brackets: proc(5) counts from 3 there.
+#: Indices into the fields of /proc/PID/stat after the name in brackets, which proc(5) numbers from 3.
 _STATE: Final = 0
 _PARENT: Final = 1
 _FLAGS: Final = 6

@@ -113,8 +113,28 @@ RING_STEP_SECONDS = Metric(
     _WORKER,
 )
 
+CPU = Metric(
+    "elastane_worker_cpu_seconds_total",
+    "counter",
+    "Processor time of the worker's process, without its data workers.",
+    _WORKER,
+)
+MEMORY = Metric(
+    "elastane_worker_resident_bytes", "gauge", "Resident memory of the worker's process.", _WORKER
+)
+GPU_USE = Metric(
+    "elastane_worker_gpu_use_ratio",
+    "gauge",
+    "Share of time in which the worker's GPU ran kernels, of any process; 0: not known.",
+    _WORKER,
+)
+GPU_MEMORY = Metric(
+    "elastane_worker_gpu_bytes", "gauge", "Memory that PyTorch has reserved on the worker's GPU.", _WORKER
+)
+
 METRICS: tuple[Metric, ...] = (
     AGENT_INFO, RUNNING, STARTS, RESTARTS, EXITS, NOTICES, MASTER_RESTARTS,
     STEP, GENERATION, ESTS, STEP_SECONDS, REPLAYED, REPLAY_SECONDS, DATA_WAIT, ALL_REDUCE_WAIT, PREPARED_WAIT,
     RINGS, RING_CHANGE_SECONDS, HANDOVER_SECONDS, HANDOVER_BYTES, EST_SECONDS, RING_STEP_SECONDS,
+    CPU, MEMORY, GPU_USE, GPU_MEMORY,
 )  # fmt: skip

@@ -27,7 +27,8 @@ class WorkerFigures:
     steps done again. all_reduce_wait_seconds: from the end of backward until the sums are complete.
     prepared_wait_seconds: from then until the master lets the step be applied. data_wait_seconds: waiting for
     batches. ring_change_seconds: from Go until the ring trains, hand-over included. device_type and all that
-    follow it: written by `StepSpeed`, in a pipeline by `PipelineSpeed`.
+    follow it: written by `StepSpeed`, in a pipeline by `PipelineSpeed`; cpu_seconds and what follows: by
+    `ResourceUse`, with each heartbeat.
     """
 
     step: int = 0
@@ -71,6 +72,10 @@ class WorkerFigures:
     block_seconds: list[float] = field(default_factory=list)
     forward_overhead_seconds: float = 0.0
     backward_overhead_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    resident_bytes: int = 0
+    gpu_use: float = 0.0
+    gpu_bytes: int = 0
 
     def step_done(self, seconds: float, *, replayed: bool) -> None:
         """Count an applied step that took `seconds`. replayed: it was done again."""

@@ -13,7 +13,7 @@ DOUBTED_FACTOR: Final = 2.0
 DOUBTED_MAX: Final = 3
 """Number of consecutive doubted samples that replace all others if they agree with one another."""
 _MAD_TO_SIGMA: Final = 1.4826
-"""Of a normal distribution: standard deviation over median absolute deviation."""
+"""Ratio of standard deviation to median absolute deviation in a normal distribution."""
 
 
 class RunningMedian:

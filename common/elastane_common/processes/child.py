@@ -23,6 +23,7 @@ from typing import IO
 
 from elastane_common.errors import EXIT_SCRIPT_RAISED
 from elastane_common.exit_codes import IN_WORDS
+from elastane_common.processes.out_of_memory import OomCounter
 from elastane_common.processes.output import LineSplitter, Stream
 
 _LAUNCH = Path(__file__).with_name("launch.py")
@@ -37,10 +38,12 @@ class ExitStatus:
     """Exit status of a process. returncode: as in `subprocess`, negative for a signal.
 
     error: the last line of its stderr that looks like the end of a traceback; "" if there was none.
+    out_of_memory: evidence that the kernel killed it because memory was short; "" if there is none.
     """
 
     returncode: int
     error: str = field(default="", compare=False)
+    out_of_memory: str = field(default="", compare=False)
 
     @property
     def signal_name(self) -> str:
@@ -58,7 +61,7 @@ class ExitStatus:
 
     def __str__(self) -> str:
         if self.returncode < 0:
-            return f"ended by {self.signal_name}"
+            return f"ended by {self.signal_name}" + (", out of memory" if self.out_of_memory else "")
         return IN_WORDS.get(self.returncode) or f"exit code {self.returncode}"
 
 
@@ -101,6 +104,8 @@ class ChildProcess:
         self._ended = threading.Event()
         self._status: ExitStatus | None = None
         self._error, self._set_in = "", False
+        self._oom: OomCounter | None = None
+        self._out_of_memory = ""
 
     @property
     def pid(self) -> int:
@@ -131,6 +136,7 @@ class ChildProcess:
                 start_new_session=True,
             )
         self._pidfd = os.pidfd_open(self._process.pid)
+        self._oom = OomCounter(self._process.pid)
         threading.Thread(target=self._watch, name=f"child {self.name}", daemon=True).start()
 
     def tell(self, text: str) -> bool:
@@ -204,7 +210,7 @@ class ChildProcess:
                         selector.unregister(key.fileobj)
         for pipe in list(pipes):
             self._end_of(pipes, pipe)
-        self._status = ExitStatus(process.returncode, self._error)
+        self._status = ExitStatus(process.returncode, self._error, self._out_of_memory)
         try:
             if self._on_exit is not None:
                 self._on_exit(self, self._status)
@@ -215,7 +221,10 @@ class ChildProcess:
         # The lock keeps `signal` and `kill_group` from using the ids of a process that is reaped meanwhile.
         with self._lock:
             _kill_group(process.pid)
+            evidence = self._oom.evidence() if self._oom is not None else ""
             process.wait()
+            if process.returncode == -signal.SIGKILL:
+                self._out_of_memory = evidence
             os.close(self._pidfd)
             self._pidfd = -1
 
@@ -225,6 +234,8 @@ class ChildProcess:
         if not data:
             self._end_of(pipes, pipe)
             return False
+        if self._oom is not None:
+            self._oom.look()
         stream, splitter = pipes[pipe]
         self._hand_on(stream, splitter.feed(data))
         return True

@@ -27,7 +27,7 @@ from elastane_operator.decisions.spec import ExitCodes, is_retryable, read_time
 
 Outcome = Literal["left", "preempted", "retryable", "permanent", "released"]
 Role = Literal["worker", "ps"]
-"""What a pod is for; "ps": a parameter server."""
+"""Role of a pod; "ps": a parameter server."""
 
 #: Codes of SIGKILL and SIGTERM, which are sent when a node is taken away.
 _SIGNALLED = {137: "SIGKILL", 143: "SIGTERM"}

@@ -37,7 +37,7 @@ EST_SECONDS = 1.0
 """Believed of an EST's part of a step that was not measured yet."""
 
 REASON_CHARACTERS_MAX = 500
-"""Of each job: the pool's status has those of all."""
+"""Limit for each job, because the pool's status contains the reasons of all jobs."""
 
 BELIEVED_SECONDS = 60.0
 """Work that is believed to be left, at least, in a job that has not said its steps or its speed."""

@@ -19,7 +19,7 @@ LEFT: Final = 150
 ROW: Final = 26
 HUES: Final = 8
 BLOCKS_DRAWN: Final = 4000
-"""Of a step; of longer ones the rest is left out."""
+"""Maximum number of blocks drawn for a step; further ones are left out."""
 LANES_HEIGHT: Final = 12 * ROW
 """Of many workers together: their rows become lower."""
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from elastane_master.dashboard.curve_drawing import POINTS_DRAWN
+from elastane_master.dashboard.output_facts import workers_with_output
+from elastane_master.dashboard.resource_facts import ResourceRow, resource_rows
 from elastane_master.dashboard.slot_facts import SlotFacts, slot_facts
 from elastane_master.dashboard.stage_facts import StageFacts, stage_facts
 from elastane_master.dashboard.timeline import affordable, mark_kind
@@ -133,6 +135,10 @@ class JobFacts:
     stages: StageFacts | None
     #: Of a model at parameter servers.
     slots: SlotFacts | None
+    #: What the workers used of their machines.
+    resources: tuple[ResourceRow, ...]
+    #: Workers whose last lines are known.
+    with_output: tuple[str, ...]
     #: Messages about parts that could not be read.
     missing: tuple[str, ...] = field(default=())
 
@@ -176,6 +182,8 @@ class Gatherer:
             curves_left_out=logged[1],
             stages=stage_facts(server, view.pipeline),
             slots=slot_facts(server),
+            resources=resource_rows(list(workers)[:WORKERS_SHOWN], server.resources.samples),
+            with_output=workers_with_output(server.outputs),
             missing=tuple(missing),
         )
 

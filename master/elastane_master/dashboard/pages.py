@@ -15,13 +15,14 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from elastane_master.dashboard import curve_drawing, drawing, sparklines, words
+from elastane_master.dashboard import curve_drawing, drawing, resource_facts, sparklines, words
 from elastane_master.dashboard.actions import ACTIONS, Action
 from elastane_master.dashboard.asked import JobQuery, JobsQuery, page_number
 from elastane_master.dashboard.comparison import common_series, figures
 from elastane_master.dashboard.curve_drawing import Scale, draw_curve
 from elastane_master.dashboard.facts import EVENTS_SHOWN, WORKERS_SHOWN, EventRow, JobFacts, event_rows
 from elastane_master.dashboard.job_list import ORDERS, STATES, JobRow, select
+from elastane_master.dashboard.output_facts import OutputFacts
 from elastane_master.dashboard.time_axis import window, zooms
 from elastane_master.dashboard.timeline import affordable, bounds, timeline
 from elastane_master.decisions.amounts import NANOS
@@ -36,7 +37,7 @@ from elastane_scheduler.autoscaling.modes import mode_text
 
 PARTS: Final = (
     "summary", "incidents", "actions", "timeline", "stages", "slots", "curves", "events", "workers",
-    "queues", "cost", "contexts",
+    "resources", "queues", "cost", "contexts",
 )  # fmt: skip
 """Parts of a job's page; each has its own template, and is sent again when it has changed."""
 
@@ -268,6 +269,11 @@ def compare_page(jobs: Sequence[JobFacts], asked: JobQuery, visitor: Visitor) ->
     )
 
 
+def output_page(facts: OutputFacts, view: JobView, visitor: Visitor) -> str:
+    """Render the page with a worker's last lines."""
+    return render("output.html", root="../../", visitor=visitor, view=view, facts=facts, live="")
+
+
 def confirm_page(view: JobView, action: Action, visitor: Visitor) -> str:
     """Render the page that asks to confirm an action."""
     return render("confirm.html", root="../../", visitor=visitor, view=view, action=action, live="")
@@ -325,6 +331,8 @@ def _environment() -> Environment:
         curve_right=curve_drawing.CURVE_RIGHT,
         curve_bottom=curve_drawing.CURVE_BOTTOM,
         smoothings=curve_drawing.SMOOTHINGS,
+        spark_width=resource_facts.SPARK_WIDTH,
+        spark_height=resource_facts.SPARK_HEIGHT,
         row=drawing.ROW,
         ACTIONS=ACTIONS,
         GLYPHS=drawing.GLYPHS,

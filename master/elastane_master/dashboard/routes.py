@@ -41,6 +41,7 @@ from elastane_master.dashboard.facts import Gatherer
 from elastane_master.dashboard.job_list import JobRow, row_of
 from elastane_master.dashboard.live import Live, PageRenderer, Parts
 from elastane_master.dashboard.local_calls import LocalCalls
+from elastane_master.dashboard.output_facts import output_facts
 from elastane_master.dashboard.pages import Held, Listed, Notice, Visitor
 from elastane_master.dashboard.run_routes import RunRoutes
 from elastane_master.dashboard.sparklines import Sparklines
@@ -145,6 +146,7 @@ class DashboardRoutes:
         router.add_get("/assets/{name}", self._asset)
         router.add_get("/jobs/{job}", self._job)
         router.add_get("/jobs/{job}/live", self._job_live, allow_head=False)
+        router.add_get("/jobs/{job}/output", self._output)
         router.add_get("/jobs/{job}/{action}", self._confirm)
         router.add_post("/jobs/{job}/{action}", self._act)
         RunRoutes(self).add(router)
@@ -205,6 +207,16 @@ class DashboardRoutes:
         self.require_right_place(request)
         with self._master.gate.following("/jobs/{job}/live", self.authorization(request), job) as call:
             return await self._lives().live.job(request, await self._job_server(job), call)
+
+    async def _output(self, request: web.Request) -> web.Response:
+        job = request.match_info["job"]
+        try:
+            visitor = self._visitor(self.caller_of(request, "/jobs/{job}/output", job))
+            server = await self._job_server(job)
+            facts = output_facts(server.outputs, request.query.get("worker", ""))
+            return html(pages.output_page(facts, job_view(server.machine, server.clock()), visitor))
+        except REFUSALS as error:
+            return self.problem(request, as_rejection(error), root="../../")
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]

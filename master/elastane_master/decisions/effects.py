@@ -170,13 +170,33 @@ class Explain(Message, frozen=True, tag=True):
     step: int
 
 
+class CaptureOrder(Message, frozen=True, tag=True):
+    """A command's request for a trace or stacks; sent by the edge, since it decides nothing."""
+
+    capture: str
+    first_step: int = 0
+    trace_steps: int = 0
+    end: bool = False
+
+
 class AllEnd(Message, frozen=True, tag=True):
     generation: int
     step: int
 
 
 WorkerMessage = (
-    Welcome | Prepare | Load | Go | Prepared | IntervalDecided | Checkpoint | Drain | Done | Explain | AllEnd
+    Welcome
+    | Prepare
+    | Load
+    | Go
+    | Prepared
+    | IntervalDecided
+    | Checkpoint
+    | Drain
+    | Done
+    | Explain
+    | AllEnd
+    | CaptureOrder
 )
 
 

@@ -143,6 +143,15 @@ class StreamLost(Event, frozen=True, tag=True):
     reason: str
 
 
+class ExitReported(Event, frozen=True, tag=True):
+    """An agent has seen a worker's process end other than it should have. Fields as in `WorkerExited`."""
+
+    worker: str
+    how: str
+    out_of_memory: str = ""
+    last_words: str = ""
+
+
 class ReadyReported(Event, frozen=True, tag=True):
     """Ready. units: of a pipeline, those that it holds."""
 
@@ -456,6 +465,7 @@ class Tick(Event, frozen=True, tag=True):
 AnyEvent = (
     WorkerJoined
     | StreamLost
+    | ExitReported
     | ReadyReported
     | LoadedReported
     | StepReported

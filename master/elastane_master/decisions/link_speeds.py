@@ -18,7 +18,7 @@ from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_planner.links import bandwidth_matrix, is_bandwidth, rounded
 
 TOLD_KEPT = 5
-"""Of each pair of hosts."""
+"""Number of reports kept for each pair of hosts."""
 PAIRS_MAX = 2048
 """Pairs of hosts that are kept of a job; further ones of present hosts are not."""
 

@@ -30,6 +30,7 @@ from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Done, Drain, Welcome
 from elastane_master.decisions.events import (
     ByeReported,
+    ExitReported,
     LeavingReported,
     MasterStarted,
     Rejection,
@@ -120,6 +121,11 @@ def stream_lost(ctx: DecisionContext, event: StreamLost) -> None:
     ctx.close(event.worker, "evicted", event.reason)
     was_needed = _remove(ctx, record, event.reason, counts=True)
     after_loss(ctx, was_needed, f"{event.worker} was lost: {event.reason}")
+
+
+def exit_reported(ctx: DecisionContext, event: ExitReported) -> None:
+    """Record how a worker's process ended; its death is decided by the end of its stream."""
+    ctx.note(history.WorkerExited(event.worker, event.how, event.out_of_memory, event.last_words))
 
 
 def evict(ctx: DecisionContext, record: WorkerRecord, reason: str) -> bool:

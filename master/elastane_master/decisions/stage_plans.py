@@ -36,7 +36,7 @@ SLOW_FRACTION = 0.1
 STEPS_LEFT_UNKNOWN = 1000
 """Assumed of a script that does not say how many steps it makes."""
 SECONDS_ASSUMED = 1e-3
-"""Of a unit's forward, where a plan is needed before any time is measured."""
+"""Assumed duration of a unit's forward, if a plan is needed before any time is measured."""
 SIMULATIONS_AT_ONCE_MAX = 20
 BLOCKS_AT_ONCE_MAX = 2048
 """Blocks of a step up to which a plan's step is simulated within a decision, to be shown: some 20 ms."""

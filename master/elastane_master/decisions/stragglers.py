@@ -37,7 +37,7 @@ from elastane_scheduler.autoscaling.stragglers import Cause
 
 CAUSES: tuple[str, ...] = get_args(Cause)
 NONE = "none"
-"""What a heartbeat says of a worker that is no straggler; empty: it is not known."""
+"""Value for a worker that is not a straggler; empty if that is unknown."""
 RATIO_CHANGE_MIN = 0.05
 UPDATE_SECONDS = 1.0
 """Minimum time between two changes of a straggler's ratio or cause: each one is stored."""
@@ -48,7 +48,7 @@ BAR_SECONDS = 3600.0
 HOSTS_MAX = 1000
 """Limit of remembered hosts; those whose last replacement is oldest are forgotten."""
 DRAINED_BY = "straggler"
-"""As of `WorkerDraining`."""
+"""Value of `WorkerDraining.by` for a replaced straggler."""
 
 
 def judged(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported) -> None:

@@ -22,7 +22,7 @@ import msgspec
 from elastane_master.jobs.records import LoggedStep
 
 POINTS_MAX = 512
-"""Of one curve."""
+"""Maximum number of points in a curve."""
 
 NAMES_MAX = 64
 """Curves of one job; later names are counted and left out."""

@@ -34,17 +34,20 @@ from elastane_master.decisions.state import HALTED
 from elastane_master.errors import MachineBroken
 from elastane_master.jobs import records
 from elastane_master.jobs.admission import require_admissible
+from elastane_master.jobs.captures import Captures
 from elastane_master.jobs.clock import Clock
 from elastane_master.jobs.durable_server import DurableServer
 from elastane_master.jobs.last_steps import LastSteps, ToldStep
 from elastane_master.jobs.limits import Limits, clip, require_room
 from elastane_master.jobs.recent_notes import RecentNotes
 from elastane_master.jobs.records import StoredCommit, StoredEvent, StoredNote
+from elastane_master.jobs.resource_series import ResourceSeries
 from elastane_master.jobs.ring_tracing import RingTracing
 from elastane_master.jobs.sessions import Session
 from elastane_master.jobs.slot_sessions import SlotSessions
 from elastane_master.jobs.task_waiters import TaskWaiters, Wanted
 from elastane_master.jobs.transactions import Transactions
+from elastane_master.jobs.worker_output import WorkerOutputs
 from elastane_master.metrics.counters import JobCounters
 from elastane_master.signals import Signal
 from elastane_master.store.errors import JobDamaged, StoreError
@@ -99,7 +102,9 @@ class JobServer(DurableServer[AnyEvent]):
     changed: announces durable changes of the job's state. noted: announces new notes. counters: those since
     this master began to serve the job. tracing: spans of ring changes, if enabled. figures: each worker's
     latest metrics, serialized, oldest report first. stragglers: watches the workers' rates.
-    last_steps: in a pipeline, times of recent blocks. slots: sessions of its parameter servers.
+    outputs: last lines of its workers. captures: under way. resources: used by its
+    workers over time. last_steps: in a pipeline, times of recent
+    blocks. slots: sessions of its parameter servers.
     """
 
     def __init__(
@@ -122,6 +127,9 @@ class JobServer(DurableServer[AnyEvent]):
         self.liveness = Liveness()
         self.stragglers = StragglerWatch()
         self.last_steps = LastSteps(self.limits.sessions_per_job_max)
+        self.outputs = WorkerOutputs(self.limits)
+        self.captures = Captures()
+        self.resources = ResourceSeries(self.limits.sessions_per_job_max)
         self.changed = Signal()
         self.noted = Signal()
         self.recent_notes = RecentNotes(RECENT_NOTES)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 STEPS_KEPT: Final = 4
-"""Of each worker."""
+"""Number of steps kept for each worker."""
 
 
 @dataclass(frozen=True, slots=True)

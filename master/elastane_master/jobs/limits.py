@@ -43,6 +43,15 @@ class Limits(BaseSettings):
     sessions_per_job_max: int = Field(default=10_000, ge=1, description="workers connected to a job")
     ps_per_job_max: int = Field(default=1000, ge=1, description="parameter servers connected to a job")
     session_messages_max: int = Field(default=1000, ge=10, description="unread messages queued for a worker")
+    output_lines_per_worker_max: int = Field(
+        default=1000, ge=1, description="last lines of output kept of a worker"
+    )
+    output_bytes_per_worker_max: int = Field(
+        default=64 * 2**10, ge=2**12, description="size of the last lines kept of a worker"
+    )
+    output_bytes_per_job_max: int = Field(
+        default=16 * MEBIBYTE, ge=2**16, description="size of the last lines kept of all workers of a job"
+    )
     watchers_per_job_max: int = Field(
         default=1000, ge=1, description="concurrent watches of a job: Watch*, Checkpoint"
     )

@@ -10,7 +10,8 @@ from elastane_master.jobs.records import StoredNote
 from elastane_proto.history.events import RingAnnounced
 
 MEMBERS_MAX: Final = 200_000
-"""Of all rings together: each takes some 100 bytes. A job of 10,000 workers keeps 20 changes of its ring."""
+"""Limit of members in all kept rings together, about 100 bytes each: 20 ring changes of a job of 10,000
+workers."""
 
 
 class RecentNotes:

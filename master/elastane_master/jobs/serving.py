@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.events import AnyEvent, Rejection
 from elastane_master.decisions.succession import Leader
 from elastane_master.jobs.job_server import JobServer
 
@@ -55,3 +55,20 @@ async def once_durable(server: JobServer, view: Callable[[], T]) -> T:
     current = view()
     await server.log.settled()
     return current
+
+
+async def outcome_of(server: JobServer, event: AnyEvent, outcome: Callable[[], T | None]) -> T:
+    """Submit an event to the job, and return its outcome once that is durable.
+
+    outcome: reads it from the job's state; None while it is pending. Raises what `outcome` raises, Rejection,
+    and the error that ends the service of the job.
+    """
+    with server.watching():
+        await server.submit(event)
+        while True:
+            seen = server.changed.count
+            require_serving(server)
+            found = outcome()
+            if found is not None and await server.log.settled():
+                return found
+            await server.changed.beyond(seen)

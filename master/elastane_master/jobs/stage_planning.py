@@ -23,7 +23,7 @@ logger = structlog.get_logger(__name__)
 
 INTERVAL_SECONDS = 0.5
 BUDGET_SECONDS = 5.0
-"""Of the planner's search for one job."""
+"""Time budget of the planner's search for one job."""
 SECONDS_MAX = 30.0
 """A planner that takes longer has failed: the stages stay as they are."""
 

@@ -16,7 +16,7 @@ from elastane_proto.history import events as history
 from elastane_proto.history.fold import Cause, RingFold
 
 RHO_BOUNDS = (0.5, 0.75, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0, 5.0, 10.0)
-"""Of 1.3 in light load, and 2 in heavy, foresight stays below (docs/howto/simulate.md)."""
+"""Histogram bounds of rho. The policy foresight stays below 1.3 in light load and 2 in heavy load."""
 
 
 class RunCounters:

@@ -60,7 +60,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class SlotMeasures:
-    """What the connected parameter servers of a job have counted.
+    """Counters of a job's connected parameter servers.
 
     verdicts: answers to pushes, one for each slot. staleness_counts: as `elastane_slots.staleness_counts`;
     staleness_sum: of all these pushes. hot: slots with far more bytes than the mean. non_finite: pushes

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from elastane_master.decisions.events import Rejection
 from elastane_master.security.tokens import Principal, Role
 
-_JOB, _SHARD, _RING, _CONTEXT, _METRIC, _SLOT, _TRAINING, _RUNNER = (
+_JOB, _SHARD, _RING, _CONTEXT, _METRIC, _SLOT, _LOG, _CAPTURE, _TRAINING, _RUNNER = (
     f"/elastane.v1.{noun}Service/"
-    for noun in ("Job", "Shard", "Ring", "Context", "Metric", "Slot", "Training", "Runner")
+    for noun in ("Job", "Shard", "Ring", "Context", "Metric", "Slot", "Log", "Capture", "Training", "Runner")
 )
 _CHAPTER = "/training.TrainingService/"
 _HEALTH = "/grpc.health.v1.Health/"
@@ -92,6 +92,7 @@ RULES: dict[str, Rule] = {
     _RING + "Attend": Rule(_WORKER, "hello.job", takes="session"),
     _RING + "GetRing": Rule(_LOOK, "job"),
     _RING + "GetWorkerFigures": Rule(_ALL, "job"),  # an agent serves those of its workers
+    _RING + "GetWorkerResources": Rule(_LOOK, "job"),
     _RING + "WatchEvents": Rule(_ALL, "job"),
     _CONTEXT + "Get": Rule(_ALL, "job"),  # job.gather, in a worker
     _CONTEXT + "List": Rule(_LOOK, "job"),
@@ -105,6 +106,10 @@ RULES: dict[str, Rule] = {
     _SLOT + "CheckpointSlots": Rule(_OPERATOR, "job"),
     _SLOT + "RewindSlots": Rule(_OPERATOR, "job"),
     _SLOT + "DrainPs": Rule(_OPERATOR, "job"),
+    _LOG + "Report": Rule(_DATA, "job"),  # an agent, in a pod with a worker's token
+    _LOG + "Read": Rule(_LOOK, "job"),
+    _CAPTURE + "Capture": Rule(_OPERATOR, "job"),  # a trace slows the workers down
+    _CAPTURE + "Deliver": Rule(_WORKER, "job"),
     _TRAINING + "Train": Rule(_SUBMIT, owned=True),
     _TRAINING + "TrainMany": Rule(_SUBMIT, owned=True),
     _TRAINING + "TrainEach": Rule(_SUBMIT, counts=True, owned=True),
@@ -138,6 +143,7 @@ HTTP_RULES: dict[str, Rule] = {
     "/live": Rule(_LOOK, lists="jobs"),
     "/jobs/{job}": Rule(_LOOK, "job"),
     "/jobs/{job}/live": Rule(_LOOK, "job"),
+    "/jobs/{job}/output": Rule(_LOOK, "job"),
     "/runs": Rule(_FOLLOW, owned=True),
     "/runs/live": Rule(_FOLLOW, owned=True),
     "/runs/{run}": Rule(_FOLLOW, owned=True),

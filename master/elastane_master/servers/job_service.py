@@ -23,7 +23,7 @@ from elastane_master.decisions.views import checkpoints_view, job_view
 from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.job_table import ClosedJob
-from elastane_master.jobs.serving import once_durable, require_serving
+from elastane_master.jobs.serving import once_durable, outcome_of, require_serving
 from elastane_master.servers import callers
 from elastane_master.servers.binding import Context
 from elastane_master.servers.translate import (
@@ -170,15 +170,8 @@ class JobServicer:
     ) -> job_pb2.JobServiceCheckpointResponse:
         server = await self._jobs.find(request.name)
         request_id = checked_request_id(request.request_id) or uuid.uuid4().hex
-        with server.watching():
-            await server.submit(CheckpointRequested(request_id))
-            while True:
-                seen = server.changed.count
-                require_serving(server)
-                outcome = _outcome(server, request_id)
-                if outcome is not None and await server.log.settled():
-                    return outcome
-                await server.changed.beyond(seen)
+        event = CheckpointRequested(request_id)
+        return await outcome_of(server, event, lambda: _outcome(server, request_id))
 
     async def Delete(
         self, request: job_pb2.JobServiceDeleteRequest, context: Context

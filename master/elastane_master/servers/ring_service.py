@@ -21,11 +21,13 @@ from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.limits import require_within
 from elastane_master.jobs.records import StoredNote
+from elastane_master.jobs.resource_series import ResourceSample, Totals
 from elastane_master.jobs.serving import once_durable, require_serving, stopping
 from elastane_master.jobs.sessions import Session
 from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.binding import Context, Malformed, first_message, require_version
 from elastane_master.servers.errors import REFUSALS, as_rejection
+from elastane_master.servers.translate import timestamp
 from elastane_master.servers.translate_job import event_message
 from elastane_master.servers.translate_session import attend_event, fill_members, hello, rate_report
 from elastane_proto.v1 import ring_pb2
@@ -104,6 +106,18 @@ class RingServicer:
                     found = response.figures[worker]
                     found.blocks_step, found.blocks_began = told.step, told.began
                     found.block_seconds.extend(told.spans)
+        return response
+
+    async def GetWorkerResources(
+        self, request: ring_pb2.GetWorkerResourcesRequest, context: Context
+    ) -> ring_pb2.GetWorkerResourcesResponse:
+        server = await self._jobs.find(request.job)
+        given, maximum = len(request.worker_ids), server.limits.sessions_per_job_max
+        require_within("sessions_per_job_max", given, maximum, "workers in one request")
+        response = ring_pb2.GetWorkerResourcesResponse()
+        for worker in sorted(set(request.worker_ids) or server.sessions):
+            if samples := server.resources.samples(worker):
+                response.workers.add(worker_id=worker, samples=map(_resource_message, samples))
         return response
 
     async def WatchEvents(
@@ -188,3 +202,32 @@ def _keep_figures(
             server.last_steps.tell(session.worker, *step)
     if 0 < figures.ByteSize() <= FIGURES_BYTES_MAX:
         server.keep_figures(session, figures.SerializeToString())
+        if kind == "heartbeat" and server.sessions.get(session.worker) is session:
+            server.resources.tell(session.worker, _totals(server.clock(), figures))
+
+
+def _totals(now: float, figures: ring_pb2.WorkerFigures) -> Totals:
+    return Totals(
+        time=now,
+        cpu_seconds=figures.cpu_seconds,
+        resident_bytes=figures.resident_bytes,
+        gpu_use=figures.gpu_use,
+        gpu_bytes=figures.gpu_bytes,
+        step_seconds=figures.step_seconds,
+        steps=sum(figures.step_counts),
+        data_wait_seconds=figures.data_wait_seconds,
+        all_reduce_wait_seconds=figures.all_reduce_wait_seconds,
+    )
+
+
+def _resource_message(sample: ResourceSample) -> ring_pb2.ResourceSample:
+    return ring_pb2.ResourceSample(
+        time=timestamp(sample.time),
+        cpu_cores=sample.cpu_cores,
+        resident_bytes=sample.resident_bytes,
+        gpu_use=sample.gpu_use,
+        gpu_bytes=sample.gpu_bytes,
+        steps_per_second=sample.steps_per_second,
+        data_wait=sample.data_wait,
+        all_reduce_wait=sample.all_reduce_wait,
+    )

@@ -22,7 +22,7 @@ from elastane_master.decisions.slots.view import slots_view
 from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.limits import require_within
-from elastane_master.jobs.serving import once_durable, require_serving, stopping
+from elastane_master.jobs.serving import once_durable, outcome_of, require_serving, stopping
 from elastane_master.jobs.slot_sessions import PsSession
 from elastane_master.servers import translate_slots
 from elastane_master.servers.binding import Context, Malformed, first_message, require_version
@@ -126,15 +126,8 @@ class SlotServicer:
     ) -> ps_pb2.CheckpointSlotsResponse:
         server = await self._jobs.find(request.job)
         request_id = checked_request_id(request.request_id) or uuid.uuid4().hex
-        with server.watching():
-            await server.submit(SlotsCheckpointRequested(request_id, request.in_flight))
-            while True:
-                seen = server.changed.count
-                require_serving(server)
-                outcome = _outcome(server, request_id)
-                if outcome is not None and await server.log.settled():
-                    return outcome
-                await server.changed.beyond(seen)
+        event = SlotsCheckpointRequested(request_id, request.in_flight)
+        return await outcome_of(server, event, lambda: _outcome(server, request_id))
 
     async def RewindSlots(
         self, request: ps_pb2.RewindSlotsRequest, context: Context

@@ -12,9 +12,9 @@ from elastane_proto import message_codec
 from elastane_proto.message_codec import Field
 
 NAME_CHARACTERS_MAX = 253
-"""Of a worker id, a dataset's name and a request id."""
+"""Limit of a worker id, a dataset's name and a request id."""
 DEVICE_CHARACTERS_MAX = 80
-"""Of the name of a device type."""
+"""Limit of the name of a device type."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]*")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

@@ -23,7 +23,7 @@ from elastane_proto.message_codec import Codec, Field
 from elastane_proto.v1 import job_pb2, training_pb2
 
 LINE_CHARACTERS_MAX = 500
-"""Of the last line of a rank's output."""
+"""Limit of the last line of a rank's output."""
 
 
 def _job_settings(message: job_pb2.JobSettings) -> JobSettings:

@@ -37,11 +37,11 @@ from elastane_scheduler.autoscaling.stragglers import Report, Usual
 
 _DIGEST_BYTES_MAX = 64
 _LINKS_MAX = 64
-"""Of a worker, that are read; it tells of half as many."""
+"""Maximum number of links read from a worker's report; workers send half as many."""
 _HEARTBEATS_PER_TIMEOUT = 3
 _HEARTBEAT_SECONDS = 1.0
 _HEARTBEATS_PER_SECOND_MAX = 1000
-"""Of a job: with thousands of workers half of what the master does would be hearing that they live."""
+"""Limit for a job: otherwise, with thousands of workers, heartbeats would be half of the master's work."""
 
 # ------------------------------------------------------------------ worker -> master
 
@@ -305,6 +305,7 @@ _FIELDS: dict[type[effects.Message], str] = {
     effects.Explain: "compare.explain",
     effects.AllEnd: "compare.all_end",
     effects.Done: "done",
+    effects.CaptureOrder: "capture",
 }
 """Field of AttendResponse that holds each message."""
 

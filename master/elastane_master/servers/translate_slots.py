@@ -32,7 +32,7 @@ from elastane_slots.tasks import TaskRun
 _HEARTBEATS_PER_TIMEOUT = 3
 _HEARTBEAT_SECONDS = 1.0
 _NUMBER_MAX = 2**62
-"""Of generations and leases: those that follow fit into 63 bits."""
+"""Limit of generations and leases, so that later ones fit into 63 bits."""
 _NAMES = {"ps": "ps_id", "holder": "ps_id", "size_bytes": "bytes"}
 _PLACE_FIELDS = ("owner", "backup", "target", "joining", "begun", "life", "fence", "since", "restoring")
 

@@ -188,6 +188,7 @@ class Store:
         redis.script_connections = ScriptConnections(redis, options.connections_max, redis.file_repair.noted)
         try:
             await _reach(redis, url, options.start_timeout_seconds)
+            await redis.file_repair.opened()
             if options.url:
                 await require_fit(redis, without_password(url))
         except BaseException:

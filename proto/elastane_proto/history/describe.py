@@ -239,6 +239,13 @@ def lost_how(event: e.WorkerLost) -> str:
             return event.why
 
 
+@_says(e.WorkerExited)
+def _(event: e.WorkerExited) -> str:
+    killed = f"killed, out of memory ({event.out_of_memory})" if event.out_of_memory else event.how
+    words = f"; its last words: {event.last_words}" if event.last_words else ""
+    return f"{event.worker} {killed}{words}"
+
+
 @_says(e.WorkerEvicted)
 def _(event: e.WorkerEvicted) -> str:
     return f"{event.worker}: {event.why}"

@@ -313,6 +313,20 @@ class WorkerLost(HistoryEvent, frozen=True):
     grace_seconds: float = 0.0
 
 
+class WorkerExited(HistoryEvent, frozen=True):
+    """A worker's process ended other than it should have, as its agent saw. Written by `sessions`.
+
+    how: "ended by SIGKILL", "exit code 1". out_of_memory: evidence that the kernel killed it because memory
+    was short; "": there is none. last_words: the end of its output.
+    """
+
+    kind = "worker_exited"
+    worker: str
+    how: str
+    out_of_memory: str = ""
+    last_words: str = ""
+
+
 class WorkerEvicted(HistoryEvent, frozen=True):
     """A worker was evicted: it hung, or computed wrongly. Written by `sessions`; a mark, counted."""
 
@@ -1008,6 +1022,7 @@ AnyHistoryEvent = (
     | WorkerReturned
     | WorkerStandby
     | WorkerLost
+    | WorkerExited
     | WorkerEvicted
     | WorkerLeft
     | WorkerDraining

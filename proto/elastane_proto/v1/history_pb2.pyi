@@ -228,6 +228,18 @@ class WorkerStandby(_message.Message):
     ring_workers: int
     def __init__(self, worker: _Optional[str] = ..., ring_workers: _Optional[int] = ...) -> None: ...
 
+class WorkerExited(_message.Message):
+    __slots__ = ("worker", "how", "out_of_memory", "last_words")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    OUT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    LAST_WORDS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    how: str
+    out_of_memory: str
+    last_words: str
+    def __init__(self, worker: _Optional[str] = ..., how: _Optional[str] = ..., out_of_memory: _Optional[str] = ..., last_words: _Optional[str] = ...) -> None: ...
+
 class WorkerLost(_message.Message):
     __slots__ = ("worker", "how", "why", "grace_seconds")
     WORKER_FIELD_NUMBER: _ClassVar[int]

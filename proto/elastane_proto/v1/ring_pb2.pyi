@@ -119,7 +119,7 @@ class Hello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ..., rendezvous_key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerFigures(_message.Message):
-    __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received", "device_type", "ring_workers", "est_seconds", "est_seconds_spread", "est_steps", "ring_step_seconds", "ring_steps", "ests_max", "est_rates", "est_rate_steps", "usual_steps", "usual_ests_seconds", "usual_data_wait_seconds", "usual_all_reduce_wait_seconds", "usual_between_seconds", "first_unit", "unit_forward_seconds", "unit_backward_seconds", "memory_bytes", "link_workers", "link_bytes_per_second", "blocks_step", "blocks_began", "block_seconds", "forward_overhead_seconds", "backward_overhead_seconds")
+    __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received", "device_type", "ring_workers", "est_seconds", "est_seconds_spread", "est_steps", "ring_step_seconds", "ring_steps", "ests_max", "est_rates", "est_rate_steps", "usual_steps", "usual_ests_seconds", "usual_data_wait_seconds", "usual_all_reduce_wait_seconds", "usual_between_seconds", "first_unit", "unit_forward_seconds", "unit_backward_seconds", "memory_bytes", "link_workers", "link_bytes_per_second", "blocks_step", "blocks_began", "block_seconds", "forward_overhead_seconds", "backward_overhead_seconds", "cpu_seconds", "resident_bytes", "gpu_use", "gpu_bytes")
     STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ESTS_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,10 @@ class WorkerFigures(_message.Message):
     BLOCK_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_OVERHEAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_OVERHEAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_USE_FIELD_NUMBER: _ClassVar[int]
+    GPU_BYTES_FIELD_NUMBER: _ClassVar[int]
     step: int
     generation: int
     ests: int
@@ -202,7 +206,11 @@ class WorkerFigures(_message.Message):
     block_seconds: _containers.RepeatedScalarFieldContainer[float]
     forward_overhead_seconds: float
     backward_overhead_seconds: float
-    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., ests: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_replayed: _Optional[int] = ..., replay_seconds: _Optional[float] = ..., data_wait_seconds: _Optional[float] = ..., all_reduce_wait_seconds: _Optional[float] = ..., prepared_wait_seconds: _Optional[float] = ..., rings_formed: _Optional[int] = ..., ring_change_seconds: _Optional[float] = ..., handover_seconds: _Optional[float] = ..., handover_bytes_sent: _Optional[int] = ..., handover_bytes_received: _Optional[int] = ..., device_type: _Optional[str] = ..., ring_workers: _Optional[int] = ..., est_seconds: _Optional[float] = ..., est_seconds_spread: _Optional[float] = ..., est_steps: _Optional[int] = ..., ring_step_seconds: _Optional[float] = ..., ring_steps: _Optional[int] = ..., ests_max: _Optional[int] = ..., est_rates: _Optional[float] = ..., est_rate_steps: _Optional[int] = ..., usual_steps: _Optional[int] = ..., usual_ests_seconds: _Optional[float] = ..., usual_data_wait_seconds: _Optional[float] = ..., usual_all_reduce_wait_seconds: _Optional[float] = ..., usual_between_seconds: _Optional[float] = ..., first_unit: _Optional[int] = ..., unit_forward_seconds: _Optional[_Iterable[float]] = ..., unit_backward_seconds: _Optional[_Iterable[float]] = ..., memory_bytes: _Optional[int] = ..., link_workers: _Optional[_Iterable[str]] = ..., link_bytes_per_second: _Optional[_Iterable[float]] = ..., blocks_step: _Optional[int] = ..., blocks_began: _Optional[float] = ..., block_seconds: _Optional[_Iterable[float]] = ..., forward_overhead_seconds: _Optional[float] = ..., backward_overhead_seconds: _Optional[float] = ...) -> None: ...
+    cpu_seconds: float
+    resident_bytes: int
+    gpu_use: float
+    gpu_bytes: int
+    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., ests: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_replayed: _Optional[int] = ..., replay_seconds: _Optional[float] = ..., data_wait_seconds: _Optional[float] = ..., all_reduce_wait_seconds: _Optional[float] = ..., prepared_wait_seconds: _Optional[float] = ..., rings_formed: _Optional[int] = ..., ring_change_seconds: _Optional[float] = ..., handover_seconds: _Optional[float] = ..., handover_bytes_sent: _Optional[int] = ..., handover_bytes_received: _Optional[int] = ..., device_type: _Optional[str] = ..., ring_workers: _Optional[int] = ..., est_seconds: _Optional[float] = ..., est_seconds_spread: _Optional[float] = ..., est_steps: _Optional[int] = ..., ring_step_seconds: _Optional[float] = ..., ring_steps: _Optional[int] = ..., ests_max: _Optional[int] = ..., est_rates: _Optional[float] = ..., est_rate_steps: _Optional[int] = ..., usual_steps: _Optional[int] = ..., usual_ests_seconds: _Optional[float] = ..., usual_data_wait_seconds: _Optional[float] = ..., usual_all_reduce_wait_seconds: _Optional[float] = ..., usual_between_seconds: _Optional[float] = ..., first_unit: _Optional[int] = ..., unit_forward_seconds: _Optional[_Iterable[float]] = ..., unit_backward_seconds: _Optional[_Iterable[float]] = ..., memory_bytes: _Optional[int] = ..., link_workers: _Optional[_Iterable[str]] = ..., link_bytes_per_second: _Optional[_Iterable[float]] = ..., blocks_step: _Optional[int] = ..., blocks_began: _Optional[float] = ..., block_seconds: _Optional[_Iterable[float]] = ..., forward_overhead_seconds: _Optional[float] = ..., backward_overhead_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., gpu_use: _Optional[float] = ..., gpu_bytes: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("generation", "applied_step", "phase", "figures")
@@ -649,8 +657,20 @@ class Compare(_message.Message):
     explain: Explain
     def __init__(self, all_end: _Optional[_Union[AllEnd, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ...) -> None: ...
 
+class CaptureOrder(_message.Message):
+    __slots__ = ("capture", "first_step", "trace_steps", "end")
+    CAPTURE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    TRACE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    capture: str
+    first_step: int
+    trace_steps: int
+    end: bool
+    def __init__(self, capture: _Optional[str] = ..., first_step: _Optional[int] = ..., trace_steps: _Optional[int] = ..., end: _Optional[bool] = ...) -> None: ...
+
 class AttendResponse(_message.Message):
-    __slots__ = ("welcome", "prepare", "load", "go", "prepared", "drain", "checkpoint", "done", "interval_decided", "compare")
+    __slots__ = ("welcome", "prepare", "load", "go", "prepared", "drain", "checkpoint", "done", "interval_decided", "compare", "capture")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -661,6 +681,7 @@ class AttendResponse(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_DECIDED_FIELD_NUMBER: _ClassVar[int]
     COMPARE_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     prepare: Prepare
     load: Load
@@ -671,10 +692,11 @@ class AttendResponse(_message.Message):
     done: Done
     interval_decided: IntervalDecided
     compare: Compare
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., interval_decided: _Optional[_Union[IntervalDecided, _Mapping]] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ...) -> None: ...
+    capture: CaptureOrder
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., interval_decided: _Optional[_Union[IntervalDecided, _Mapping]] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ..., capture: _Optional[_Union[CaptureOrder, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("sequence", "time", "kind", "worker_id", "reason", "generation", "step", "facts", "job_created", "job_repaired", "job_waiting", "job_running", "job_suspended", "job_max_wait_exceeded", "job_succeeded", "job_failed", "job_cancelled", "job_resumed", "suspension_called_off", "suspension_given_up", "steps_unsaved", "ended_early", "job_cost", "prices_changed", "master_started", "master_recovered", "worker_joined", "worker_returned", "worker_standby", "worker_lost", "worker_evicted", "worker_left", "worker_draining", "worker_quarantined", "worker_barred", "worker_released", "notice_over", "notice_over_unsaved", "ring_announced", "ring_scaled", "ring_formed", "checkpoint_loaded", "history_rewound", "store_behind", "history_restored", "history_forgotten", "interval_lost", "state_differs", "checkpoint_requested", "checkpoint_failed", "checkpoint_rejected", "checkpoint_saved", "sentinel_difference", "sentinel_faulty", "sentinel_undecided", "dataset_created", "task_failed", "task_timed_out", "more_tasks_failed", "more_tasks_timed_out", "scaling_set", "job_autoscaled", "scale_rolled_back", "host_barred", "straggler_reweighted", "straggler_replaced", "stages_planned", "units_lost", "pipeline_without", "model_registered", "ps_joined", "ps_lost", "ps_draining", "ps_left", "slots_moved", "slots_restored", "slots_unrestored", "slots_rewound", "slots_unsaved", "slots_checkpointed", "tasks_reopened", "task_left_parts", "non_finite_gradient")
+    __slots__ = ("sequence", "time", "kind", "worker_id", "reason", "generation", "step", "facts", "job_created", "job_repaired", "job_waiting", "job_running", "job_suspended", "job_max_wait_exceeded", "job_succeeded", "job_failed", "job_cancelled", "job_resumed", "suspension_called_off", "suspension_given_up", "steps_unsaved", "ended_early", "job_cost", "prices_changed", "master_started", "master_recovered", "worker_joined", "worker_returned", "worker_standby", "worker_lost", "worker_evicted", "worker_left", "worker_draining", "worker_quarantined", "worker_barred", "worker_released", "notice_over", "notice_over_unsaved", "ring_announced", "ring_scaled", "ring_formed", "checkpoint_loaded", "history_rewound", "store_behind", "history_restored", "history_forgotten", "interval_lost", "state_differs", "checkpoint_requested", "checkpoint_failed", "checkpoint_rejected", "checkpoint_saved", "sentinel_difference", "sentinel_faulty", "sentinel_undecided", "dataset_created", "task_failed", "task_timed_out", "more_tasks_failed", "more_tasks_timed_out", "scaling_set", "job_autoscaled", "scale_rolled_back", "host_barred", "worker_exited", "straggler_reweighted", "straggler_replaced", "stages_planned", "units_lost", "pipeline_without", "model_registered", "ps_joined", "ps_lost", "ps_draining", "ps_left", "slots_moved", "slots_restored", "slots_unrestored", "slots_rewound", "slots_unsaved", "slots_checkpointed", "tasks_reopened", "task_left_parts", "non_finite_gradient")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -746,6 +768,7 @@ class Event(_message.Message):
     JOB_AUTOSCALED_FIELD_NUMBER: _ClassVar[int]
     SCALE_ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
     HOST_BARRED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EXITED_FIELD_NUMBER: _ClassVar[int]
     STRAGGLER_REWEIGHTED_FIELD_NUMBER: _ClassVar[int]
     STRAGGLER_REPLACED_FIELD_NUMBER: _ClassVar[int]
     STAGES_PLANNED_FIELD_NUMBER: _ClassVar[int]
@@ -829,6 +852,7 @@ class Event(_message.Message):
     job_autoscaled: _history_pb2.JobAutoscaled
     scale_rolled_back: _history_pb2.ScaleRolledBack
     host_barred: _history_pb2.HostBarred
+    worker_exited: _history_pb2.WorkerExited
     straggler_reweighted: _history_pb2.StragglerReweighted
     straggler_replaced: _history_pb2.StragglerReplaced
     stages_planned: _history_pb2.StagesPlanned
@@ -848,7 +872,7 @@ class Event(_message.Message):
     tasks_reopened: _history_pb2.TasksReopened
     task_left_parts: _history_pb2.TaskLeftParts
     non_finite_gradient: _history_pb2.NonFiniteGradient
-    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., facts: _Optional[_Mapping[str, str]] = ..., job_created: _Optional[_Union[_history_pb2.JobCreated, _Mapping]] = ..., job_repaired: _Optional[_Union[_history_pb2.JobRepaired, _Mapping]] = ..., job_waiting: _Optional[_Union[_history_pb2.JobWaiting, _Mapping]] = ..., job_running: _Optional[_Union[_history_pb2.JobRunning, _Mapping]] = ..., job_suspended: _Optional[_Union[_history_pb2.JobSuspended, _Mapping]] = ..., job_max_wait_exceeded: _Optional[_Union[_history_pb2.JobMaxWaitExceeded, _Mapping]] = ..., job_succeeded: _Optional[_Union[_history_pb2.JobSucceeded, _Mapping]] = ..., job_failed: _Optional[_Union[_history_pb2.JobFailed, _Mapping]] = ..., job_cancelled: _Optional[_Union[_history_pb2.JobCancelled, _Mapping]] = ..., job_resumed: _Optional[_Union[_history_pb2.JobResumed, _Mapping]] = ..., suspension_called_off: _Optional[_Union[_history_pb2.SuspensionCalledOff, _Mapping]] = ..., suspension_given_up: _Optional[_Union[_history_pb2.SuspensionGivenUp, _Mapping]] = ..., steps_unsaved: _Optional[_Union[_history_pb2.StepsUnsaved, _Mapping]] = ..., ended_early: _Optional[_Union[_history_pb2.EndedEarly, _Mapping]] = ..., job_cost: _Optional[_Union[_history_pb2.JobCost, _Mapping]] = ..., prices_changed: _Optional[_Union[_history_pb2.PricesChanged, _Mapping]] = ..., master_started: _Optional[_Union[_history_pb2.MasterStarted, _Mapping]] = ..., master_recovered: _Optional[_Union[_history_pb2.MasterRecovered, _Mapping]] = ..., worker_joined: _Optional[_Union[_history_pb2.WorkerJoined, _Mapping]] = ..., worker_returned: _Optional[_Union[_history_pb2.WorkerReturned, _Mapping]] = ..., worker_standby: _Optional[_Union[_history_pb2.WorkerStandby, _Mapping]] = ..., worker_lost: _Optional[_Union[_history_pb2.WorkerLost, _Mapping]] = ..., worker_evicted: _Optional[_Union[_history_pb2.WorkerEvicted, _Mapping]] = ..., worker_left: _Optional[_Union[_history_pb2.WorkerLeft, _Mapping]] = ..., worker_draining: _Optional[_Union[_history_pb2.WorkerDraining, _Mapping]] = ..., worker_quarantined: _Optional[_Union[_history_pb2.WorkerQuarantined, _Mapping]] = ..., worker_barred: _Optional[_Union[_history_pb2.WorkerBarred, _Mapping]] = ..., worker_released: _Optional[_Union[_history_pb2.WorkerReleased, _Mapping]] = ..., notice_over: _Optional[_Union[_history_pb2.NoticeOver, _Mapping]] = ..., notice_over_unsaved: _Optional[_Union[_history_pb2.NoticeOverUnsaved, _Mapping]] = ..., ring_announced: _Optional[_Union[_history_pb2.RingAnnounced, _Mapping]] = ..., ring_scaled: _Optional[_Union[_history_pb2.RingScaled, _Mapping]] = ..., ring_formed: _Optional[_Union[_history_pb2.RingFormed, _Mapping]] = ..., checkpoint_loaded: _Optional[_Union[_history_pb2.CheckpointLoaded, _Mapping]] = ..., history_rewound: _Optional[_Union[_history_pb2.HistoryRewound, _Mapping]] = ..., store_behind: _Optional[_Union[_history_pb2.StoreBehind, _Mapping]] = ..., history_restored: _Optional[_Union[_history_pb2.HistoryRestored, _Mapping]] = ..., history_forgotten: _Optional[_Union[_history_pb2.HistoryForgotten, _Mapping]] = ..., interval_lost: _Optional[_Union[_history_pb2.IntervalLost, _Mapping]] = ..., state_differs: _Optional[_Union[_history_pb2.StateDiffers, _Mapping]] = ..., checkpoint_requested: _Optional[_Union[_history_pb2.CheckpointRequested, _Mapping]] = ..., checkpoint_failed: _Optional[_Union[_history_pb2.CheckpointFailed, _Mapping]] = ..., checkpoint_rejected: _Optional[_Union[_history_pb2.CheckpointRejected, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[_history_pb2.CheckpointSaved, _Mapping]] = ..., sentinel_difference: _Optional[_Union[_history_pb2.SentinelDifference, _Mapping]] = ..., sentinel_faulty: _Optional[_Union[_history_pb2.SentinelFaulty, _Mapping]] = ..., sentinel_undecided: _Optional[_Union[_history_pb2.SentinelUndecided, _Mapping]] = ..., dataset_created: _Optional[_Union[_history_pb2.DatasetCreated, _Mapping]] = ..., task_failed: _Optional[_Union[_history_pb2.TaskFailed, _Mapping]] = ..., task_timed_out: _Optional[_Union[_history_pb2.TaskTimedOut, _Mapping]] = ..., more_tasks_failed: _Optional[_Union[_history_pb2.MoreTasksFailed, _Mapping]] = ..., more_tasks_timed_out: _Optional[_Union[_history_pb2.MoreTasksTimedOut, _Mapping]] = ..., scaling_set: _Optional[_Union[_history_pb2.ScalingSet, _Mapping]] = ..., job_autoscaled: _Optional[_Union[_history_pb2.JobAutoscaled, _Mapping]] = ..., scale_rolled_back: _Optional[_Union[_history_pb2.ScaleRolledBack, _Mapping]] = ..., host_barred: _Optional[_Union[_history_pb2.HostBarred, _Mapping]] = ..., straggler_reweighted: _Optional[_Union[_history_pb2.StragglerReweighted, _Mapping]] = ..., straggler_replaced: _Optional[_Union[_history_pb2.StragglerReplaced, _Mapping]] = ..., stages_planned: _Optional[_Union[_history_pb2.StagesPlanned, _Mapping]] = ..., units_lost: _Optional[_Union[_history_pb2.UnitsLost, _Mapping]] = ..., pipeline_without: _Optional[_Union[_history_pb2.PipelineWithout, _Mapping]] = ..., model_registered: _Optional[_Union[_history_pb2.ModelRegistered, _Mapping]] = ..., ps_joined: _Optional[_Union[_history_pb2.PsJoined, _Mapping]] = ..., ps_lost: _Optional[_Union[_history_pb2.PsLost, _Mapping]] = ..., ps_draining: _Optional[_Union[_history_pb2.PsDraining, _Mapping]] = ..., ps_left: _Optional[_Union[_history_pb2.PsLeft, _Mapping]] = ..., slots_moved: _Optional[_Union[_history_pb2.SlotsMoved, _Mapping]] = ..., slots_restored: _Optional[_Union[_history_pb2.SlotsRestored, _Mapping]] = ..., slots_unrestored: _Optional[_Union[_history_pb2.SlotsUnrestored, _Mapping]] = ..., slots_rewound: _Optional[_Union[_history_pb2.SlotsRewound, _Mapping]] = ..., slots_unsaved: _Optional[_Union[_history_pb2.SlotsUnsaved, _Mapping]] = ..., slots_checkpointed: _Optional[_Union[_history_pb2.SlotsCheckpointed, _Mapping]] = ..., tasks_reopened: _Optional[_Union[_history_pb2.TasksReopened, _Mapping]] = ..., task_left_parts: _Optional[_Union[_history_pb2.TaskLeftParts, _Mapping]] = ..., non_finite_gradient: _Optional[_Union[_history_pb2.NonFiniteGradient, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., facts: _Optional[_Mapping[str, str]] = ..., job_created: _Optional[_Union[_history_pb2.JobCreated, _Mapping]] = ..., job_repaired: _Optional[_Union[_history_pb2.JobRepaired, _Mapping]] = ..., job_waiting: _Optional[_Union[_history_pb2.JobWaiting, _Mapping]] = ..., job_running: _Optional[_Union[_history_pb2.JobRunning, _Mapping]] = ..., job_suspended: _Optional[_Union[_history_pb2.JobSuspended, _Mapping]] = ..., job_max_wait_exceeded: _Optional[_Union[_history_pb2.JobMaxWaitExceeded, _Mapping]] = ..., job_succeeded: _Optional[_Union[_history_pb2.JobSucceeded, _Mapping]] = ..., job_failed: _Optional[_Union[_history_pb2.JobFailed, _Mapping]] = ..., job_cancelled: _Optional[_Union[_history_pb2.JobCancelled, _Mapping]] = ..., job_resumed: _Optional[_Union[_history_pb2.JobResumed, _Mapping]] = ..., suspension_called_off: _Optional[_Union[_history_pb2.SuspensionCalledOff, _Mapping]] = ..., suspension_given_up: _Optional[_Union[_history_pb2.SuspensionGivenUp, _Mapping]] = ..., steps_unsaved: _Optional[_Union[_history_pb2.StepsUnsaved, _Mapping]] = ..., ended_early: _Optional[_Union[_history_pb2.EndedEarly, _Mapping]] = ..., job_cost: _Optional[_Union[_history_pb2.JobCost, _Mapping]] = ..., prices_changed: _Optional[_Union[_history_pb2.PricesChanged, _Mapping]] = ..., master_started: _Optional[_Union[_history_pb2.MasterStarted, _Mapping]] = ..., master_recovered: _Optional[_Union[_history_pb2.MasterRecovered, _Mapping]] = ..., worker_joined: _Optional[_Union[_history_pb2.WorkerJoined, _Mapping]] = ..., worker_returned: _Optional[_Union[_history_pb2.WorkerReturned, _Mapping]] = ..., worker_standby: _Optional[_Union[_history_pb2.WorkerStandby, _Mapping]] = ..., worker_lost: _Optional[_Union[_history_pb2.WorkerLost, _Mapping]] = ..., worker_evicted: _Optional[_Union[_history_pb2.WorkerEvicted, _Mapping]] = ..., worker_left: _Optional[_Union[_history_pb2.WorkerLeft, _Mapping]] = ..., worker_draining: _Optional[_Union[_history_pb2.WorkerDraining, _Mapping]] = ..., worker_quarantined: _Optional[_Union[_history_pb2.WorkerQuarantined, _Mapping]] = ..., worker_barred: _Optional[_Union[_history_pb2.WorkerBarred, _Mapping]] = ..., worker_released: _Optional[_Union[_history_pb2.WorkerReleased, _Mapping]] = ..., notice_over: _Optional[_Union[_history_pb2.NoticeOver, _Mapping]] = ..., notice_over_unsaved: _Optional[_Union[_history_pb2.NoticeOverUnsaved, _Mapping]] = ..., ring_announced: _Optional[_Union[_history_pb2.RingAnnounced, _Mapping]] = ..., ring_scaled: _Optional[_Union[_history_pb2.RingScaled, _Mapping]] = ..., ring_formed: _Optional[_Union[_history_pb2.RingFormed, _Mapping]] = ..., checkpoint_loaded: _Optional[_Union[_history_pb2.CheckpointLoaded, _Mapping]] = ..., history_rewound: _Optional[_Union[_history_pb2.HistoryRewound, _Mapping]] = ..., store_behind: _Optional[_Union[_history_pb2.StoreBehind, _Mapping]] = ..., history_restored: _Optional[_Union[_history_pb2.HistoryRestored, _Mapping]] = ..., history_forgotten: _Optional[_Union[_history_pb2.HistoryForgotten, _Mapping]] = ..., interval_lost: _Optional[_Union[_history_pb2.IntervalLost, _Mapping]] = ..., state_differs: _Optional[_Union[_history_pb2.StateDiffers, _Mapping]] = ..., checkpoint_requested: _Optional[_Union[_history_pb2.CheckpointRequested, _Mapping]] = ..., checkpoint_failed: _Optional[_Union[_history_pb2.CheckpointFailed, _Mapping]] = ..., checkpoint_rejected: _Optional[_Union[_history_pb2.CheckpointRejected, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[_history_pb2.CheckpointSaved, _Mapping]] = ..., sentinel_difference: _Optional[_Union[_history_pb2.SentinelDifference, _Mapping]] = ..., sentinel_faulty: _Optional[_Union[_history_pb2.SentinelFaulty, _Mapping]] = ..., sentinel_undecided: _Optional[_Union[_history_pb2.SentinelUndecided, _Mapping]] = ..., dataset_created: _Optional[_Union[_history_pb2.DatasetCreated, _Mapping]] = ..., task_failed: _Optional[_Union[_history_pb2.TaskFailed, _Mapping]] = ..., task_timed_out: _Optional[_Union[_history_pb2.TaskTimedOut, _Mapping]] = ..., more_tasks_failed: _Optional[_Union[_history_pb2.MoreTasksFailed, _Mapping]] = ..., more_tasks_timed_out: _Optional[_Union[_history_pb2.MoreTasksTimedOut, _Mapping]] = ..., scaling_set: _Optional[_Union[_history_pb2.ScalingSet, _Mapping]] = ..., job_autoscaled: _Optional[_Union[_history_pb2.JobAutoscaled, _Mapping]] = ..., scale_rolled_back: _Optional[_Union[_history_pb2.ScaleRolledBack, _Mapping]] = ..., host_barred: _Optional[_Union[_history_pb2.HostBarred, _Mapping]] = ..., worker_exited: _Optional[_Union[_history_pb2.WorkerExited, _Mapping]] = ..., straggler_reweighted: _Optional[_Union[_history_pb2.StragglerReweighted, _Mapping]] = ..., straggler_replaced: _Optional[_Union[_history_pb2.StragglerReplaced, _Mapping]] = ..., stages_planned: _Optional[_Union[_history_pb2.StagesPlanned, _Mapping]] = ..., units_lost: _Optional[_Union[_history_pb2.UnitsLost, _Mapping]] = ..., pipeline_without: _Optional[_Union[_history_pb2.PipelineWithout, _Mapping]] = ..., model_registered: _Optional[_Union[_history_pb2.ModelRegistered, _Mapping]] = ..., ps_joined: _Optional[_Union[_history_pb2.PsJoined, _Mapping]] = ..., ps_lost: _Optional[_Union[_history_pb2.PsLost, _Mapping]] = ..., ps_draining: _Optional[_Union[_history_pb2.PsDraining, _Mapping]] = ..., ps_left: _Optional[_Union[_history_pb2.PsLeft, _Mapping]] = ..., slots_moved: _Optional[_Union[_history_pb2.SlotsMoved, _Mapping]] = ..., slots_restored: _Optional[_Union[_history_pb2.SlotsRestored, _Mapping]] = ..., slots_unrestored: _Optional[_Union[_history_pb2.SlotsUnrestored, _Mapping]] = ..., slots_rewound: _Optional[_Union[_history_pb2.SlotsRewound, _Mapping]] = ..., slots_unsaved: _Optional[_Union[_history_pb2.SlotsUnsaved, _Mapping]] = ..., slots_checkpointed: _Optional[_Union[_history_pb2.SlotsCheckpointed, _Mapping]] = ..., tasks_reopened: _Optional[_Union[_history_pb2.TasksReopened, _Mapping]] = ..., task_left_parts: _Optional[_Union[_history_pb2.TaskLeftParts, _Mapping]] = ..., non_finite_gradient: _Optional[_Union[_history_pb2.NonFiniteGradient, _Mapping]] = ...) -> None: ...
 
 class GetRingRequest(_message.Message):
     __slots__ = ("job",)
@@ -886,6 +910,48 @@ class GetWorkerFiguresResponse(_message.Message):
     FIGURES_FIELD_NUMBER: _ClassVar[int]
     figures: _containers.MessageMap[str, WorkerFigures]
     def __init__(self, figures: _Optional[_Mapping[str, WorkerFigures]] = ...) -> None: ...
+
+class GetWorkerResourcesRequest(_message.Message):
+    __slots__ = ("job", "worker_ids")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[str] = ..., worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ResourceSample(_message.Message):
+    __slots__ = ("time", "cpu_cores", "resident_bytes", "gpu_use", "gpu_bytes", "steps_per_second", "data_wait", "all_reduce_wait")
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    CPU_CORES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_USE_FIELD_NUMBER: _ClassVar[int]
+    GPU_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DATA_WAIT_FIELD_NUMBER: _ClassVar[int]
+    ALL_REDUCE_WAIT_FIELD_NUMBER: _ClassVar[int]
+    time: _timestamp_pb2.Timestamp
+    cpu_cores: float
+    resident_bytes: int
+    gpu_use: float
+    gpu_bytes: int
+    steps_per_second: float
+    data_wait: float
+    all_reduce_wait: float
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cpu_cores: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., gpu_use: _Optional[float] = ..., gpu_bytes: _Optional[int] = ..., steps_per_second: _Optional[float] = ..., data_wait: _Optional[float] = ..., all_reduce_wait: _Optional[float] = ...) -> None: ...
+
+class WorkerResources(_message.Message):
+    __slots__ = ("worker_id", "samples")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    samples: _containers.RepeatedCompositeFieldContainer[ResourceSample]
+    def __init__(self, worker_id: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[ResourceSample, _Mapping]]] = ...) -> None: ...
+
+class GetWorkerResourcesResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerResources]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerResources, _Mapping]]] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ("job", "since", "follow")

@@ -50,6 +50,11 @@ class RingServiceStub:
                 request_serializer=elastane__proto_dot_v1_dot_ring__pb2.GetWorkerFiguresRequest.SerializeToString,
                 response_deserializer=elastane__proto_dot_v1_dot_ring__pb2.GetWorkerFiguresResponse.FromString,
                 _registered_method=True)
+        self.GetWorkerResources = channel.unary_unary(
+                '/elastane.v1.RingService/GetWorkerResources',
+                request_serializer=elastane__proto_dot_v1_dot_ring__pb2.GetWorkerResourcesRequest.SerializeToString,
+                response_deserializer=elastane__proto_dot_v1_dot_ring__pb2.GetWorkerResourcesResponse.FromString,
+                _registered_method=True)
         self.WatchEvents = channel.unary_stream(
                 '/elastane.v1.RingService/WatchEvents',
                 request_serializer=elastane__proto_dot_v1_dot_ring__pb2.WatchEventsRequest.SerializeToString,
@@ -81,6 +86,13 @@ class RingServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetWorkerResources(self, request, context):
+        """What workers used of their machines over the last minutes. For commands.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchEvents(self, request, context):
         """Past events from a sequence number on, then new ones as they happen.
         """
@@ -105,6 +117,11 @@ def add_RingServiceServicer_to_server(servicer, server):
                     servicer.GetWorkerFigures,
                     request_deserializer=elastane__proto_dot_v1_dot_ring__pb2.GetWorkerFiguresRequest.FromString,
                     response_serializer=elastane__proto_dot_v1_dot_ring__pb2.GetWorkerFiguresResponse.SerializeToString,
+            ),
+            'GetWorkerResources': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWorkerResources,
+                    request_deserializer=elastane__proto_dot_v1_dot_ring__pb2.GetWorkerResourcesRequest.FromString,
+                    response_serializer=elastane__proto_dot_v1_dot_ring__pb2.GetWorkerResourcesResponse.SerializeToString,
             ),
             'WatchEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchEvents,
@@ -194,6 +211,33 @@ class RingService:
             '/elastane.v1.RingService/GetWorkerFigures',
             elastane__proto_dot_v1_dot_ring__pb2.GetWorkerFiguresRequest.SerializeToString,
             elastane__proto_dot_v1_dot_ring__pb2.GetWorkerFiguresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWorkerResources(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastane.v1.RingService/GetWorkerResources',
+            elastane__proto_dot_v1_dot_ring__pb2.GetWorkerResourcesRequest.SerializeToString,
+            elastane__proto_dot_v1_dot_ring__pb2.GetWorkerResourcesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,15 +1,15 @@
-"""When a job is measured with another number of workers, changes to it, and changes back. Pure.
+"""Decides when a job tries another number of workers, moves to it, and moves back. Pure.
 
-    measure    the present rung, then one other: where the optimistic model says, else the neighbour
-    scale      fit, jump to the best rung by the mode (objectives.py) if that pays what a change costs
-    verify     over 20 steps of the new rung; else
+    measure    the present rung, then one other: the one that the optimistic model favours, else a neighbour
+    scale      fit the model; go to the best rung for the mode (objectives.py) if that is worth a change
+    verify     over 20 steps of the new rung; if it is worse:
     roll_back  to the rung before; the other is barred for ten minutes, then twenty
 
-Nothing is measured while a worker is a straggler, and no verdict rests on steps that became longer while a
-rung was verified: that is not the rung's fault.
+Nothing is measured while a worker is a straggler, and steps that become longer while a rung is verified do
+not count against it, because the rung is not the cause.
 
-What was measured counts as it is; only rungs that were never tried are predicted. All is measured anew when
-the type of device changes, or the present rung differs by 20 % from what is known of it.
+Measured rungs are used as measured; only rungs that were never tried are predicted. Everything is measured
+again when the type of device changes, or when the present rung's step time differs by 20 % from its record.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from elastane_scheduler.autoscaling.modes import (
     Deadline,
     Efficiency,
     Mode,
-    Utility,
     time_text,
 )
 from elastane_scheduler.autoscaling.objectives import (
     Best,
     Bounds,
-    Outlook,
     Situation,
     best,
     efficiency,
+    gain,
+    meets,
     outlook,
     rungs_within,
     value,
@@ -54,7 +54,7 @@ CHANGES_MAX = 8
 HOUR_SECONDS = 3600.0
 BAR_SECONDS, BAR_SECONDS_MAX = 600.0, 86_400.0
 CHANGE_FACTOR = 2.0
-"""What a change costs counts so many times (as in balance.py)."""
+"""Factor by which the cost of a change is weighted (as in balance.py)."""
 GAIN_FRACTION_MIN, GUESS_FRACTION_MIN = 0.02, 0.05
 """A change must gain this part of what is still to be lost: to a rung that was measured, or was not."""
 LEAST_FRACTION = 0.01
@@ -252,7 +252,7 @@ class _Look:
             met = True
             if seen.steps >= MEASURE_STEPS and seen.ring_workers == only:
                 self._measured()
-                met = self._meets(outlook(only, seen.step_seconds, self.situation))
+                met = meets(self.mode, outlook(only, seen.step_seconds, self.situation), self.situation)
             return self._to(only, "keep", f"{only} is the only number within the bounds that pays", met=met)
         if seen.steps_left is None and not isinstance(self.mode, Efficiency):
             name = type(self.mode).__name__.lower()
@@ -532,7 +532,7 @@ class _Look:
         here = outlook(seen.ring_workers, seen.step_seconds, situation)
         there = outlook(wanted, self._step_seconds(models, wanted), situation)
         least = GAIN_FRACTION_MIN if wanted in self.state.rungs else GUESS_FRACTION_MIN
-        return _gain(mode, here, there, situation) > least
+        return gain(mode, here, there, situation) > least
 
     def _pause(self) -> float:
         """Return the time for which no voluntary change may be made yet."""
@@ -550,14 +550,6 @@ class _Look:
     def _same(self, action: Action, reason: str) -> Decision:
         """Ask for as many workers as before; a job without a decision stays without one."""
         return Decision(self.state, self.target, action, reason)
-
-    def _meets(self, of: Outlook) -> bool:
-        """True unless the job is known to miss its deadline or its budget."""
-        if isinstance(self.mode, Deadline):
-            return of.left_seconds is None or self.now + of.left_seconds <= self.mode.at
-        if isinstance(self.mode, Budget):
-            return of.cost_micros is None or self.seen.spent_micros + of.cost_micros <= self.mode.micros
-        return True
 
     def _to(
         self,
@@ -584,34 +576,6 @@ class _Look:
         if not met:
             reason = f"{reason}{_missed(self.mode, finish, cost)}"
         return Decision(self.state, target, action, reason, finish, cost, *seconds, barred, met)
-
-
-def _gain(mode: Mode, here: Outlook, there: Outlook, situation: Situation) -> float:
-    """Return the gain of a change, as a part of what can still be lost (time, cost or utility) without it."""
-    assert here.left_seconds is not None and there.left_seconds is not None
-    assert here.cost_micros is not None and there.cost_micros is not None
-    time_gain = 1 - there.left_seconds / max(here.left_seconds, 1e-9)
-    if situation.worker_hour_micros:
-        money_gain = 1 - there.cost_micros / max(here.cost_micros, 1e-9)
-    else:
-        money_gain = 1 - there.left_seconds * there.workers / max(here.left_seconds * here.workers, 1e-9)
-    match mode:
-        case Utility():
-            begun = mode.at(situation.elapsed_seconds)
-            worth_here = mode.at(situation.elapsed_seconds + here.left_seconds)
-            worth_there = mode.at(situation.elapsed_seconds + there.left_seconds)
-            gained = worth_there - worth_here + (here.cost_micros - there.cost_micros) / MICROS
-            lost = begun - worth_here + here.cost_micros / MICROS
-            return gained / lost if lost > 0 else 0.0
-        case Budget(micros):
-            if situation.spent_micros + here.cost_micros <= micros:
-                return time_gain
-            return 1.0 if situation.spent_micros + there.cost_micros <= micros else money_gain
-        case Deadline(at):
-            if situation.now + here.left_seconds <= at:
-                return money_gain
-            return 1.0 if situation.now + there.left_seconds <= at else time_gain
-    raise AssertionError(mode)
 
 
 def _missed(mode: Mode, finish: float | None, cost: int | None) -> str:

@@ -103,6 +103,46 @@ def value(mode: Mode, of: Outlook, situation: Situation, reserve: float = 0.0) -
     raise AssertionError(mode)
 
 
+def gain(mode: Mode, here: Outlook, there: Outlook, situation: Situation) -> float:
+    """Return the gain of a change, as a fraction of the time, cost or utility at stake without it.
+
+    The steps left must be known in both outlooks.
+    """
+    assert here.left_seconds is not None and there.left_seconds is not None
+    assert here.cost_micros is not None and there.cost_micros is not None
+    time_gain = 1 - there.left_seconds / max(here.left_seconds, 1e-9)
+    if situation.worker_hour_micros:
+        money_gain = 1 - there.cost_micros / max(here.cost_micros, 1e-9)
+    else:
+        money_gain = 1 - there.left_seconds * there.workers / max(here.left_seconds * here.workers, 1e-9)
+    match mode:
+        case Utility():
+            begun = mode.at(situation.elapsed_seconds)
+            worth_here = mode.at(situation.elapsed_seconds + here.left_seconds)
+            worth_there = mode.at(situation.elapsed_seconds + there.left_seconds)
+            gained = worth_there - worth_here + (here.cost_micros - there.cost_micros) / MICROS
+            lost = begun - worth_here + here.cost_micros / MICROS
+            return gained / lost if lost > 0 else 0.0
+        case Budget(micros):
+            if situation.spent_micros + here.cost_micros <= micros:
+                return time_gain
+            return 1.0 if situation.spent_micros + there.cost_micros <= micros else money_gain
+        case Deadline(at):
+            if situation.now + here.left_seconds <= at:
+                return money_gain
+            return 1.0 if situation.now + there.left_seconds <= at else time_gain
+    raise AssertionError(mode)
+
+
+def meets(mode: Mode, of: Outlook, situation: Situation) -> bool:
+    """Return True unless the job is known to miss its deadline or its budget."""
+    if isinstance(mode, Deadline):
+        return of.left_seconds is None or situation.now + of.left_seconds <= mode.at
+    if isinstance(mode, Budget):
+        return of.cost_micros is None or situation.spent_micros + of.cost_micros <= mode.micros
+    return True
+
+
 def best(
     mode: Mode,
     rungs: Sequence[int],

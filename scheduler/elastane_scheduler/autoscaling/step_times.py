@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 KEPT_MIN = 3
-"""So many are never left out."""
+"""At least this many steps are kept."""
 LONGER_FRACTION = 0.2
 """A first step that is longer than those after it by more than this: the ring still settles."""
 

@@ -44,10 +44,10 @@ USUAL_STEPS_MIN: Final = 10
 """Steps that the usual times of a ring's steps must be taken of."""
 ROUNDS_MIN: Final = 3
 ROUND_REPORTS_MAX: Final = 5
-"""So many reports of one worker end a round: another may pause."""
+"""A round ends after this many reports of one worker, because another may have paused."""
 VERY_SLOW_SAMPLES: Final = 5
 LATE_FRACTION: Final = 1 / SLOW_RATIO - 1
-"""Of a step: the others' wait for a worker that it does not explain counts from this on."""
+"""Fraction of a step from which the others' unexplained wait for a worker counts."""
 NEW_SAMPLES_MAX: Final = 100
 """The first report of a worker that has more behind it, as after a restart of the master, is no sample."""
 SECONDS_MIN, SECONDS_MAX = 1e-6, 1e6
@@ -187,7 +187,7 @@ class _Known(msgspec.Struct):
 
     @property
     def data_seconds(self) -> float:
-        """Of an EST, waiting for its batch."""
+        """Seconds that an EST waits for its batch."""
         return self.report.usual.data_seconds / self.report.ests
 
 

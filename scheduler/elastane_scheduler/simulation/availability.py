@@ -17,7 +17,7 @@ from elastane_scheduler.errors import InvalidSettings, InvalidTrace
 TICKS_MAX = 10_000_000
 NODES_MAX = 1_000_000
 _STAYS = {"there": 0.97, "away": 0.9, "some": 0.6}
-"""How likely a state of the generator lasts for another tick."""
+"""Probability that a state of the generator lasts for another tick."""
 
 
 @dataclass(frozen=True)

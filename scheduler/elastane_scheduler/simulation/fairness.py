@@ -1,4 +1,4 @@
-"""How much sharing has cost a job: its completion time over that of a fair share, rho. Pure.
+"""rho: a job's completion time relative to that under a fair share. Pure.
 
 The fair share is a max-min run of the same jobs at the same costs. Under 1 a job was better off than by it.
 """

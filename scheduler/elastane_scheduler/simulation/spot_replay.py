@@ -80,7 +80,7 @@ class SpotJob:
 
 @dataclass(frozen=True)
 class SpotOutcome:
-    """What one job cost, and when it ended.
+    """Cost and end of one job.
 
     cost: over that of the same work with `workers` machines on demand. seconds: until the job is over; None:
     it was given up, far after the deadline. late_seconds: after the deadline; negative: before it.

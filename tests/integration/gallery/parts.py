@@ -1,4 +1,4 @@
-"""What the gallery's scripts have in common: tiny data, tiny networks."""
+"""Shared parts of the gallery's scripts: tiny data, tiny networks."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What Elastane uses of MLflow's client, kept in a file: $FAKE_TRACKERS/mlflow.json."""
+"""Fake of the part of MLflow's client that Elastane uses; writes to $FAKE_TRACKERS/mlflow.json."""
 
 from __future__ import annotations
 

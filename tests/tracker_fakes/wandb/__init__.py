@@ -1,4 +1,4 @@
-"""What Elastane uses of W&B, kept in $FAKE_TRACKERS/wandb-ID.json: one row a step, and steps only grow."""
+"""Fake of the part of W&B that Elastane uses; writes $FAKE_TRACKERS/wandb-ID.json. Steps must increase."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Run:
         self._write()
 
     def _write(self) -> None:
-        """Whole: its process may be killed at any moment."""
+        """Write the file atomically, because the process may be killed at any moment."""
         partial = self._file.with_suffix(".new")
         partial.write_text(json.dumps(self._kept))
         partial.replace(self._file)

@@ -16,7 +16,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from elastane_agent.supervisor.agent import Agent, _JobNews, _MasterAway
+from elastane_agent.supervisor.agent import Agent
+from elastane_agent.supervisor.agent_events import JobNews, MasterAway
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.job_reading import is_undecided, job_view, sent_away
 from elastane_agent.supervisor.policy import RAISES_BEFORE_JOIN_MAX
@@ -288,12 +289,12 @@ def test_a_master_that_is_away_while_workers_run_is_said_once() -> None:
     watching = Agent(settings, Output(stdout=io.StringIO(), stderr=err, color=True))
     watching._address = "m:1"
     for at in (100.0, 101.0):
-        watching._handle(at, _MasterAway("Connection refused"))
+        watching._handle(at, MasterAway("Connection refused"))
     assert err.getvalue() == "", "it may be but a moment"
     for at in (103.0, 105.0, 110.0):
-        watching._handle(at, _MasterAway("Connection refused"))
-    watching._handle(111.0, _JobNews(job_pb2.Job(name="j")))
-    watching._handle(112.0, _JobNews(job_pb2.Job(name="j")))
+        watching._handle(at, MasterAway("Connection refused"))
+    watching._handle(111.0, JobNews(job_pb2.Job(name="j")))
+    watching._handle(112.0, JobNews(job_pb2.Job(name="j")))
     said = err.getvalue()
     assert (
         said.count("m:1 does not answer (Connection refused); workers wait up to 30 s (--master-timeout)")

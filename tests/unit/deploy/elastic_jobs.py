@@ -1,4 +1,4 @@
-"""What the tests of the operator's pure parts share: objects in short, and a cluster in miniature."""
+"""Shared parts of the tests of the operator's pure code: short objects, and a miniature cluster."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class Killed(Exception):  # noqa: N818 - what happened
 
 
 class Cluster:
-    """An API server with a kubelet, and a master, in miniature: as much of them as decisions meet.
+    """A miniature API server with a kubelet, and a master: as much of them as decisions need.
 
-    `look` is one look of the operator; `until`: it is killed before its so-manieth write.
+    `look` is one reconciliation by the operator. until: number of the write before which it is killed.
     """
 
     def __init__(self, **spec: Any) -> None:
@@ -120,7 +120,7 @@ class Cluster:
         return reconcile(self.identity(), self.spec, status, self.observed(), self.now)
 
     def look(self, until: int | None = None) -> bool:
-        """One look; whether it wrote anything."""
+        """Reconcile once; return True if anything was written."""
         if self.gone:
             return False
         decision = self.decide()
@@ -133,7 +133,7 @@ class Cluster:
         return wrote
 
     def settle(self, looks_max: int = 60) -> Status:
-        """Looks until there is nothing to write; the status then."""
+        """Reconcile until there is nothing to write; return the status."""
         for _ in range(looks_max):
             wrote = self.look()
             self.kubelet()
@@ -226,7 +226,7 @@ class Cluster:
     # ------------------------------------------------------------------ the world
 
     def kubelet(self) -> None:
-        """Pods start, and those that are deleted go."""
+        """Start pods, and remove deleted ones."""
         for name, each in list(self.pods.items()):
             if each.deleted is not None:
                 del self.pods[name]

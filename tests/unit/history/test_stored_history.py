@@ -76,6 +76,7 @@ def _made(hint: typing.Any, rng: random.Random) -> typing.Any:
 #: Kinds that there are only since events have fields: no release stored them as text.
 NEW = {"scaling_set", "scaled", "scale_rolled_back"} | {
     "host_barred",
+    "worker_exited",
     "straggler_reweighted",
     "straggler_replaced",
     "stages_planned",

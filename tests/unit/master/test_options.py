@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,12 @@ def test_every_option_is_the_setting_of_its_name() -> None:
     master, security = set(MasterSettings.model_fields) - {"security"}, set(SecuritySettings.model_fields)
     assert not options - master - security, "such an option would be dropped without a word"
     assert not options & master & security
+
+
+def test_help_loads_no_part_of_a_master() -> None:
+    loaded = "import sys; from elastane_master.cli import app; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-P", "-c", loaded], check=True, capture_output=True, text=True)
+    assert not {"pydantic", "redis", "grpc", "aiohttp", "rich"} & set(names.stdout.split())
 
 
 def test_the_queue_of_runs_is_ordered_as_the_operator_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ SEEN_BY: dict[str, set[str]] = {
     "/live": {"reader", "operator"},
     "/jobs/{job}": {"reader", "operator"},
     "/jobs/{job}/live": {"reader", "operator"},
+    "/jobs/{job}/output": {"reader", "operator"},
     "/runs": {"submitter", "reader", "operator"},
     "/runs/live": {"submitter", "reader", "operator"},
     "/runs/{run}": {"submitter", "reader", "operator"},

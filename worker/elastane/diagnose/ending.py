@@ -1,4 +1,4 @@
-"""How a script that was examined is ended from within."""
+"""Ends an examined script from within its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `elastane doctor` says of a pipeline's units: what keeps stages from being small or overlapping."""
+"""Findings of `elastane doctor` about a pipeline's units: what makes stages large or serial."""
 
 from __future__ import annotations
 

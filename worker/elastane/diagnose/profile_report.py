@@ -1,4 +1,4 @@
-"""What a script's process leaves behind for `elastane profile`."""
+"""Report of a script's process for `elastane profile`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `elastane doctor` says of a model that goes to parameter servers: its size there, and a task's."""
+"""Findings of `elastane doctor` about a model for parameter servers: sizes of model and task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Scripts of other training libraries in a job; nothing else imports these modules, or the libraries.
+"""Integrations with other training libraries.
 
-Each subclasses the library's own class where a script's import names it, and needs the extra of that name.
+Each module subclasses the library's class and is imported in its place by the script. It needs the extra of
+the same name; no other module of Elastane imports these modules or the libraries.
 """

@@ -5,12 +5,12 @@
     for epoch in accelerator.epochs(3):          # was: for epoch in range(3)
         for batch in loader: ...                 # as it was
 
-In a worker the class below is Accelerate's own, told that there are N processes and that this is one of
-them; `job.prepare` gets what it has prepared when the loop over epochs begins. The loader that was prepared
-first is the training loader, and its loop runs once for every EST. Every other loader yields the batches of
-all ranks, in the order in which Accelerate gathers them, in every worker: so in its loop `gather_for_metrics`
-gives each rank's part in turn. Anywhere else (torchrun, `accelerate launch`, plain Python) the class is
-Accelerate's, with `epochs` as `range`.
+In a worker, `Accelerator` is a subclass of Accelerate's class that behaves as one of N processes; when the
+loop over epochs begins, the prepared objects are passed to `job.prepare`. The first prepared loader is the
+training loader, and its loop body runs once for every EST. Every other loader yields the batches of all ranks
+in every worker, in the order in which Accelerate gathers them, so in its loop `gather_for_metrics` returns
+each rank's part in turn. Outside of a worker (torchrun, `accelerate launch`, plain Python) the class is
+Accelerate's own, with `epochs` as `range`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from elastane_common.errors import UnsupportedError
 
 check_version("accelerate")
 
-# It asks for the ranks of this process, and gets the answer from us.
+# It asks for this process's rank, which we answer.
 launcher_variables.know("accelerate")
 distributed_calls.know("accelerate")
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from elastane.runtime.elastic import ElasticJob
     from elastane.runtime.trainer import Trainer
 
-#: Arguments of Accelerate's class that have no meaning with ESTs, and why.
+#: Arguments of Accelerate's class that are refused because they have no meaning with ESTs, with the reason.
 _REFUSED: Final = {
     "deepspeed_plugin": "DeepSpeed cuts the optimizer's state over the ranks",
     "deepspeed_plugins": "DeepSpeed cuts the optimizer's state over the ranks",
@@ -65,7 +65,7 @@ _REFUSED: Final = {
     "dynamo_plugin": "torch.compile is applied by the script, before prepare",
     "dynamo_backend": "torch.compile is applied by the script, before prepare",
 }
-#: The same, as `accelerate launch` passes it on.
+#: The same settings as environment variables, which `accelerate launch` sets.
 _REFUSED_VARIABLES: Final = {
     "ACCELERATE_USE_DEEPSPEED": "deepspeed_plugin",
     "ACCELERATE_USE_FSDP": "fsdp_plugin",
@@ -76,17 +76,17 @@ RESUMING: Final = "start the job with --checkpoint: it resumes in the middle of 
 
 
 class AccelerateError(UnsupportedError):
-    """A part of Accelerate is used that cannot work with several ranks in one process."""
+    """The script uses a feature of Accelerate that cannot work with several ranks in one process."""
 
     code = "ELA367"
 
 
 class PreparedLoader(DataLoaderShard):
-    """A DataLoader that Accelerate has prepared: the turns of the ESTs, or the batches of all ranks."""
+    """A prepared DataLoader: in training the ESTs' mini-batches, elsewhere the batches of all ranks."""
 
     accelerator: Accelerator
     batches: RankBatches
-    #: In a loop over all ranks' batches: one of each rank, and the rank whose batch runs.
+    #: In a loop over all ranks' batches: the current batch of each rank, and the rank whose batch is running.
     round: Sequence[Any] = ()
     rank = 0
     in_last_round = False
@@ -109,7 +109,7 @@ class PreparedLoader(DataLoaderShard):
         self.iteration = epoch
 
     def loader(self, batches: Iterable[Any], generator: torch.Generator | None) -> DataLoader[Any]:
-        """Return torch's DataLoader of the same data set over other batches."""
+        """Return a torch DataLoader with the same dataset and options, and other batches."""
         base = self.base_dataloader
         return DataLoader(
             base.dataset,
@@ -143,7 +143,7 @@ class PreparedLoader(DataLoaderShard):
 
 
 class Scheduler(AcceleratedScheduler):
-    """Steps as often as Accelerate's under DDP, in the turn that has applied the global step."""
+    """Steps as often as Accelerate's scheduler under DDP, in the turn that applies the global step."""
 
     accelerator: Accelerator
 
@@ -158,7 +158,7 @@ class Scheduler(AcceleratedScheduler):
 
 
 class ElasticAccelerator(accelerate.Accelerator):
-    """Accelerate's Accelerator in a worker; the methods that are not here are its own.
+    """Accelerator for use in a worker; methods that are not overridden behave as in Accelerate.
 
     Raises AccelerateError for arguments and calls that cannot work with several ranks in one process.
     """
@@ -209,7 +209,7 @@ class ElasticAccelerator(accelerate.Accelerator):
 
     @property
     def process_index(self) -> int:
-        """The rank of the EST now running; between epochs, of the one whose generators are in place."""
+        """The rank of the running EST; between epochs, the rank whose generator states are loaded."""
         self._note_asking("rank", sys._getframe(1))
         return PartialState._shared_state["process_index"]
 
@@ -217,10 +217,10 @@ class ElasticAccelerator(accelerate.Accelerator):
 
     @property
     def is_main_process(self) -> bool:
-        """True where one process does something for all.
+        """True where the script should do what only one process does, such as writing files.
 
-        Before the first epoch True in every worker: nobody leads yet. In the loop over the training loader,
-        in EST 0's turn; after optimizer.step() in the leader's turn that has applied the global step.
+        True in every worker before the first epoch, when there is no leader yet. In the training loop: in EST
+        0's turn, and after optimizer.step() in the leader's turn that has applied the global step.
         """
         self._note_asking("is_leader", sys._getframe(1))
         return self._leads()
@@ -228,7 +228,10 @@ class ElasticAccelerator(accelerate.Accelerator):
     is_local_main_process = is_main_process
 
     def _note_asking(self, name: str, frame: FrameType) -> None:
-        """Note that the script asks what tells workers apart; what libraries do with it draws no numbers."""
+        """Record that the script reads a value that differs between workers.
+
+        Calls from libraries are ignored: what they do with the value draws no random numbers.
+        """
         if self._trainer is not None and is_script_file(frame.f_code.co_filename):
             self._trainer.interval.asked(name, frame)
 
@@ -242,12 +245,12 @@ class ElasticAccelerator(accelerate.Accelerator):
 
     @property
     def job(self) -> ElasticJob:
-        """The job: `accelerator.job.carry` and `log`."""
+        """The Elastane job, for `accelerator.job.carry` and `accelerator.job.log`."""
         return self._job
 
     @property
     def sync_gradients(self) -> bool:
-        """True in an EST's last mini-batch of a step; after optimizer.step() where the step is applied."""
+        """True in an EST's last mini-batch of a step; after optimizer.step(), in the turn that applies it."""
         turn = self._turn
         if turn is not None and turn.optimizer_called:
             return turn.applied
@@ -266,14 +269,14 @@ class ElasticAccelerator(accelerate.Accelerator):
         return self._trainer.epoch if self._trainer is not None else 0
 
     def _announce(self, rank: int) -> None:
-        """Tell Accelerate's own functions, such as its loggers, which rank runs."""
+        """Set the current rank for Accelerate's own functions, such as its loggers."""
         told = {"num_processes": self._job.num_ests, "process_index": rank, "local_process_index": rank}
         for state in (PartialState, AcceleratorState):
             state._shared_state.update(told)
 
     @contextmanager
     def _as_rank(self, rank: int) -> Iterator[None]:
-        """Tell Accelerate's and transformers' own functions of another rank within the block."""
+        """Make Accelerate's and transformers' own functions see another rank within the block."""
         before = PartialState._shared_state["process_index"]
         self._announce(rank)
         try:
@@ -329,7 +332,7 @@ class ElasticAccelerator(accelerate.Accelerator):
         return self._job.epochs(count, max_steps=max_steps)
 
     def _join(self, training: PreparedLoader, schedulers: Sequence[Any], accumulation_steps: int = 0) -> None:
-        """Make what is prepared part of the job. accumulation_steps: Accelerate's own if 0."""
+        """Pass the prepared objects to `job.prepare`. accumulation_steps: 0 for Accelerate's own value."""
         generator = training.base_dataloader.generator
         if training.batches.seeds:
             if training.base_dataloader.num_workers:
@@ -359,7 +362,7 @@ class ElasticAccelerator(accelerate.Accelerator):
         self._trainer.sampler_epoch = None  # Accelerate itself sets the epoch of its loaders
 
     def _batches_of(self, turn: EstStep, ranks: Iterable[int]) -> Iterator[Any]:
-        """Make the mini-batches of some ranks in the turn's step anew, in this process."""
+        """Load the mini-batches of the given ranks for the turn's step again, in this process."""
         trainer, training = self._trainer, self._training_loader
         assert trainer is not None and training is not None
         source, loader = trainer.source, training.base_dataloader
@@ -392,7 +395,7 @@ class ElasticAccelerator(accelerate.Accelerator):
             self._announce(OutsideRank(self._trainer.interval.rank))
 
     def _check_turn(self) -> None:
-        """Check a turn when its loop body has run."""
+        """Check a turn after its loop body has run."""
         if self._turn is not None and self.gradient_accumulation_steps > 1 and not self._accumulated:
             raise AccelerateError(
                 f"gradient_accumulation_steps is {self.gradient_accumulation_steps}, and the loop body does"
@@ -403,7 +406,7 @@ class ElasticAccelerator(accelerate.Accelerator):
     # ------------------------------------------------------------------ values of all ranks
 
     def gather(self, tensor: Any) -> Any:
-        """Return the part of the rank whose batch runs; over the loop that is what Accelerate gathers."""
+        """Return the part of the rank whose batch is running; the loop as a whole covers all ranks."""
         if self._whole:
             return tensor
         self._evaluated("gather")
@@ -411,7 +414,7 @@ class ElasticAccelerator(accelerate.Accelerator):
 
     @contextmanager
     def _of_all_ranks(self) -> Iterator[None]:
-        """Let `gather` return values as they are within the block: they are of all ranks together."""
+        """Make `gather` return values unchanged within the block, as they already combine all ranks."""
         self._whole = True
         try:
             yield
@@ -419,7 +422,7 @@ class ElasticAccelerator(accelerate.Accelerator):
             self._whole = False
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """As `gather`, without the samples that only complete the last batches."""
+        """Like `gather`, without the duplicated samples that fill up the last batches."""
         loader = self._evaluated("gather_for_metrics")
         cut = loader.in_last_round and loader.remainder > 0
         if not use_gather_object and _has_tensors(input_data):
@@ -429,7 +432,7 @@ class ElasticAccelerator(accelerate.Accelerator):
         return data[: _kept(data, loader)] if cut else input_data
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return the value as it is: in the loop that of a rank's batch, after it a sum over all of them."""
+        """Return the value unchanged: in the loop it is one rank's, after the loop a sum over all ranks."""
         if reduction != "sum" or (self._turn is not None and self._evaluation is None):
             self._evaluated("reduce")
         return tensor
@@ -440,7 +443,7 @@ class ElasticAccelerator(accelerate.Accelerator):
 
     @property
     def _evaluation(self) -> PreparedLoader | None:
-        """The loader whose batches of all ranks are being iterated."""
+        """The evaluation loader that is being iterated; None if there is none."""
         loader = self.gradient_state.active_dataloader
         return loader if isinstance(loader, PreparedLoader) and loader is not self._training_loader else None
 
@@ -471,7 +474,7 @@ class ElasticAccelerator(accelerate.Accelerator):
     on_local_main_process = on_main_process
 
     def save_state(self, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Save in the leader; in the loop over the training loader, where the global step is applied."""
+        """Save in the leader only; in the training loop, in the turn that applies the global step."""
         turn = self._turn
         if turn is not None and not turn.optimizer_called:
             raise AccelerateError(
@@ -491,7 +494,7 @@ class ElasticAccelerator(accelerate.Accelerator):
         return super().save(*args, **kwargs) if self._leads() else None
 
     def init_trackers(self, *args: Any, **kwargs: Any) -> None:
-        """Note the trackers; whoever leads opens them with its first `log`."""
+        """Record the trackers; the leader opens them at its first `log`."""
         self._trackers_of = args, kwargs
 
     def log(self, *args: Any, **kwargs: Any) -> None:
@@ -535,12 +538,12 @@ class ElasticAccelerator(accelerate.Accelerator):
 
 
 def _is_no(plugin: Any) -> bool:
-    """True for a TorchDynamoPlugin that compiles nothing, as transformers passes it."""
+    """True for a TorchDynamoPlugin that compiles nothing, which transformers always passes."""
     return str(getattr(plugin, "backend", plugin)).rpartition(".")[2].upper() == "NO"
 
 
 def _has_tensors(data: Any) -> bool:
-    """True if Accelerate gathers it as tensors: they are all that it consists of."""
+    """True if the data consists of tensors only, so that Accelerate gathers it as tensors."""
     try:
         recursively_apply(lambda one: one, data, error_on_other_type=True)
     except TypeError:
@@ -549,12 +552,12 @@ def _has_tensors(data: Any) -> bool:
 
 
 def _kept(part: Any, loader: PreparedLoader) -> int:
-    """Return how much of a rank's part is left when the gathered whole is cut to the epoch's remainder."""
+    """Return how many of a rank's samples remain when the gathered batch is cut to the epoch's remainder."""
     return max(0, min(len(part), loader.remainder - loader.rank * len(part)))
 
 
 def draws_here(loader: DataLoader[Any]) -> bool:
-    """Make the first mini-batch here; True if that draws random numbers, which are put back."""
+    """Return True if loading a mini-batch in this process draws random numbers. Generators are restored."""
     generators = Generators()
     before = generators.capture()
     index = next(iter(loader.batch_sampler))  # type: ignore[arg-type]
@@ -565,7 +568,7 @@ def draws_here(loader: DataLoader[Any]) -> bool:
 
 
 class _StockAccelerator(accelerate.Accelerator):
-    """Accelerate's own class, as it is used outside of a ring."""
+    """Accelerate's own class with `epochs`, used outside of a worker."""
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield all epochs, as `range` does."""

@@ -1,9 +1,9 @@
-"""Which samples Accelerate gives each rank, as a function of epoch and rank.
+"""Computes the samples that Accelerate gives each rank, from epoch and rank alone.
 
-Accelerate's `BatchSamplerShard` deals out the batches of the script's sampler; how (split_batches,
-even_batches, a seedable sampler) is decided by its own `prepare_data_loader`, which builds the shard used
-here. The order of a shuffled epoch comes from a generator that goes on from epoch to epoch, so its state at
-the beginning of each epoch is computed here: a worker may join in any of them.
+Accelerate's `BatchSamplerShard` distributes the batches of the script's sampler to the ranks; Accelerate's
+`prepare_data_loader` builds the shard used here, and so decides on split_batches, even_batches and a seedable
+sampler. The order of a shuffled epoch comes from a generator whose state continues from epoch to epoch. A
+worker may join in any epoch, so the state at the start of each is computed here.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class EpochStates:
         return self._states[epoch]
 
     def begin(self, generator: torch.Generator, epoch: int) -> None:
-        """Put a generator where the sampler finds it in `epoch`."""
+        """Set the generator to the state that the sampler has at the beginning of `epoch`."""
         generator.set_state(self.at(epoch))
         if self._seeds:
             torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
 class RankBatches(BatchSampler):
-    """Batch sampler of one rank in one epoch; `rank` and `set_epoch` are set by who iterates.
+    """Batch sampler of one rank in one epoch; the caller sets `rank` and calls `set_epoch` before iterating.
 
-    shard: as Accelerate prepared it, for any rank. generator: the DataLoader's own; `seeds` is True if the
-    sampler has the same, so that the DataLoader draws from it, too. Raises UnsupportedError for a sampler
-    whose order does not depend on the script and the epoch alone.
+    shard: as prepared by Accelerate, of any rank. generator: the DataLoader's own; `seeds` is True if the
+    sampler shares it, so that the DataLoader draws its seed from it. Raises UnsupportedError for a sampler
+    whose order depends on more than the script and the epoch.
     """
 
     def __init__(self, shard: BatchSamplerShard, generator: torch.Generator | None) -> None:
@@ -102,7 +102,7 @@ class RankBatches(BatchSampler):
             yield from batches
 
     def _begin(self) -> None:
-        """Put the sampler at the beginning of the epoch."""
+        """Reset the sampler to the beginning of the epoch."""
         if self._states is not None:
             self._states.begin(self.sampler.generator, self.epoch)
         elif isinstance(self.sampler, SeedableRandomSampler):
@@ -110,7 +110,7 @@ class RankBatches(BatchSampler):
 
 
 class _Order(BatchSampler):
-    """An epoch's batches before they are dealt out, iterated once for all ranks."""
+    """An epoch's batches before they are distributed to ranks, iterated once for all of them."""
 
     def __init__(self, batches: Sequence[list[int]], batch_size: int | None, drop_last: bool) -> None:
         self._batches, self.batch_size, self.drop_last = batches, batch_size, drop_last  # type: ignore[assignment]

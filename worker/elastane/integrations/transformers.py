@@ -1,9 +1,10 @@
 """Hugging Face Trainer in a job: `from elastane.integrations.transformers import Trainer`.
 
-In a worker the class below is transformers' own with an Accelerator of `elastane.integrations.accelerate`,
-and with another loop over an epoch: each turn of it is one mini-batch of one EST, and what happens once a
-step (callbacks, logs, evaluation, checkpoints) happens in the turn that has applied it. What lives across
-epochs (best metric, patience) is carried. Anywhere else it is transformers' own.
+In a worker, `Trainer` is a subclass of transformers' class with an Accelerator of
+`elastane.integrations.accelerate` and its own loop over an epoch. Each turn of the loop is one mini-batch of
+one EST; work done once per step (callbacks, logs, evaluation, checkpoints) happens in the turn that applies
+the step. Values that persist across epochs (best metric, patience) are carried. Outside of a worker it is
+transformers' own class.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
 from transformers.trainer_utils import IntervalStrategy, seed_worker  # noqa: E402
 
-#: Arguments of TrainingArguments that are refused, and what to do.
+#: TrainingArguments that are refused, with what to do instead.
 _REFUSED: Final = {
     "deepspeed": "leave it out: DeepSpeed cuts the optimizer's state over the ranks",
     "fsdp_plugin_args": "leave fsdp out: it cuts the weights over the ranks",
@@ -52,7 +53,7 @@ _CARRIED: Final = ("best_metric", "best_global_step", "best_model_checkpoint")
 
 
 class ElasticTrainer(transformers.Trainer):
-    """transformers.Trainer in a worker; the methods that are not here are its own.
+    """Trainer for use in a worker; methods that are not overridden behave as in transformers.
 
     Raises AccelerateError for arguments that cannot work with several ranks in one process.
     """
@@ -60,7 +61,7 @@ class ElasticTrainer(transformers.Trainer):
     accelerator: ElasticAccelerator
     control: Any
     _globalstep_last_logged: int
-    #: What `job.epochs` yields, from the first epoch on, and the epoch that is next; None: training is over.
+    #: The iterator of `job.epochs`, once it has begun, and the next epoch; None when training is over.
     _epochs: Iterator[int] | None = None
     _next: int | None = None
     _items: tuple[int, Any] = (-1, None)
@@ -106,7 +107,7 @@ class ElasticTrainer(transformers.Trainer):
     def _run_epoch(self, model: Any, epoch: int, train_dataloader: Any, **given: Any) -> None:
         if self._epochs is None:
             self._join(train_dataloader)
-        # A worker that joins later has nothing to do in the epochs before; one may be trained again.
+        # A worker that joins late skips the epochs before; after a restart an epoch may be trained again.
         while self._next is not None and self._next <= epoch:
             self._one_epoch(model, self._next, train_dataloader, given)
             assert self._epochs is not None and self._trainer is not None
@@ -134,7 +135,7 @@ class ElasticTrainer(transformers.Trainer):
         self._advance()
 
     def _advance(self) -> None:
-        """Go on to the next epoch that the job trains."""
+        """Advance to the next epoch that the job trains."""
         assert self._epochs is not None and self._trainer is not None
         self._next = next(self._epochs, None)
         self._take(self._carry.trainer)
@@ -161,7 +162,7 @@ class ElasticTrainer(transformers.Trainer):
                 self.state.global_step, loss_of_step, done = turn.step, torch.zeros_like(self._tr_loss), 0
                 self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
             if turn.micro == 0 and self._evaluated_after(turn.step):
-                # A rank under DDP has drawn a seed for each loader of the evaluation; see `_after_step`.
+                # Under DDP each rank draws a seed for each evaluation loader; see `_after_step`.
                 for _ in self.eval_dataset if isinstance(self.eval_dataset, dict) else (0,):
                     torch.empty((), dtype=torch.int64).random_()
             self.current_gradient_accumulation_steps = turn.batches
@@ -194,17 +195,17 @@ class ElasticTrainer(transformers.Trainer):
             if batches < steps_in_epoch and self.state.global_step < self.state.max_steps:
                 self._after_step(evaluates, grad_norm, learning_rate, job)
         self.state.is_world_process_zero = self.state.is_local_process_zero = self.accelerator._leads()
-        # As in the original: what the last step asks for, then the epoch's end.
+        # In transformers' order: first what the last step asks for, then the end of the epoch.
         evaluates(self._tr_loss, grad_norm, learning_rate=learning_rate)
         self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
         evaluates(self._tr_loss, grad_norm, learning_rate=learning_rate)
         self._carry.trainer = self._carried()
 
     def _after_step(self, evaluates: Any, grad_norm: Any, learning_rate: Any, job: Any) -> None:
-        """Do what callbacks ask for in the middle of an epoch, in the turn that has applied the step.
+        """Log, evaluate and save as callbacks ask within an epoch, in the turn that has applied the step.
 
-        Random numbers may not be drawn after backward(): each EST draws, in its next turn, what the
-        evaluation has drawn.
+        The evaluation draws random numbers, which is not allowed after backward(). So each EST makes the same
+        draws in its next turn.
         """
         if self.control.should_evaluate and not self._evaluated_after(self.state.global_step):
             raise AccelerateError(
@@ -218,7 +219,7 @@ class ElasticTrainer(transformers.Trainer):
         self._carry.trainer = self._carried()
 
     def _evaluated_after(self, step: int) -> bool:
-        """True if an evaluation follows the first `step` steps, in the middle of an epoch."""
+        """True if an evaluation follows step number `step` within an epoch."""
         assert self._trainer is not None
         return (
             self.args.eval_strategy == IntervalStrategy.STEPS
@@ -238,7 +239,7 @@ class ElasticTrainer(transformers.Trainer):
         return bool(scaled and together)
 
     def _items_of(self, turn: EstStep, inputs: Any) -> Any:
-        """Return what Trainer divides losses by: its own count, over mini-batches that are made for it."""
+        """Return the divisor of losses: Trainer's own count, over mini-batches of the step loaded for it."""
         if not self._counts_labels or "labels" not in inputs:
             return super()._get_num_items_in_batch([inputs], self.args.device)
         across = self.args.average_tokens_across_devices
@@ -251,7 +252,7 @@ class ElasticTrainer(transformers.Trainer):
         return self._items[1]
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
-        """Count over one mini-batch of each rank in an evaluation, too."""
+        """Count labels; in an evaluation, too, over one mini-batch of each rank."""
         evaluation = self.accelerator._evaluation
         if evaluation is None or not self.args.average_tokens_across_devices:
             return super()._get_num_items_in_batch(batch_samples, device)
@@ -265,7 +266,7 @@ class ElasticTrainer(transformers.Trainer):
         return self.accelerator._trainer
 
     def _carried(self) -> dict[str, Any]:
-        """Return what decides on later epochs, in plain values."""
+        """Return the state that affects later epochs, as plain values."""
         exported = [cb for cb in self.callback_handler.callbacks if isinstance(cb, ExportableState)]
         return {
             "state": {name: getattr(self.state, name) for name in _CARRIED},
@@ -282,25 +283,25 @@ class ElasticTrainer(transformers.Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        if self.state.best_global_step:  # also where the leader's file is not seen yet
+        if self.state.best_global_step:  # also on a host where the leader's file is not visible yet
             folder = f"checkpoint-{self.state.best_global_step}"
             self.state.best_model_checkpoint = str(Path(self._get_output_dir(trial)) / folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Nothing: each EST has its own, which are in the job's checkpoints."""
+        """Do nothing: RNG states belong to ESTs and are saved in the job's checkpoints."""
 
     def _load_best_model(self) -> None:
-        """In the leader, which has written it."""
+        """Load the best model in the leader, which has written it."""
         if self.accelerator._leads():
             super()._load_best_model()
 
 
 class ElasticSeq2SeqTrainer(ElasticTrainer, transformers.Seq2SeqTrainer):
-    """transformers.Seq2SeqTrainer in a worker."""
+    """Seq2SeqTrainer for use in a worker."""
 
 
 def _seed_worker(worker_id: int, num_workers: int) -> None:
-    """transformers' worker_init_fn, with the rank whose mini-batches are made."""
+    """Seed a data worker as transformers' worker_init_fn does, with the rank whose mini-batches it loads."""
     seed_worker(worker_id, num_workers, current.rank or 0)
 
 

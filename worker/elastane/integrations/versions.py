@@ -1,4 +1,4 @@
-"""The versions of a library that an integration was tested with."""
+"""Checks that an installed library is a version that its integration was tested with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from packaging.specifiers import SpecifierSet
 
 from elastane_common.errors import EXIT_REFUSED, ElastaneError
 
-#: As in pyproject.toml: what an integration overrides is not all part of the library's promises.
+#: The same ranges as in pyproject.toml. Integrations override methods that are not public API of the library.
 TESTED: Final = {
     "accelerate": ">=1.15,<1.16",
     "lightning": ">=2.6,<2.7",
@@ -25,7 +25,7 @@ class LibraryVersionError(ElastaneError):
 
 
 def check_version(library: str) -> None:
-    """Raise LibraryVersionError for a version outside of `TESTED`. Called when an integration is imported."""
+    """Raise LibraryVersionError for an untested version. Called when an integration is imported."""
     try:
         found = metadata.version(library)
     except metadata.PackageNotFoundError as error:

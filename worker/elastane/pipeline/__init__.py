@@ -1,1 +1,1 @@
-"""A job's model divided into stages: its units, and the executor that runs their micro-batches."""
+"""Pipeline parallelism: a model divided into stages, and the executor that runs its micro-batches."""

@@ -1,7 +1,7 @@
-"""How much memory of a device an operation takes at most, and what it leaves.
+"""Measures an operation's peak of device memory, and what stays allocated afterwards.
 
-A GPU's allocator counts by itself. On the CPU torch's profiler is told of everything that its allocator hands
-out and takes back, also of what kernels of oneDNN take for copies of their operands.
+On a GPU the allocator keeps these counts. On the CPU they come from torch's profiler, which sees every
+allocation and release, including the copies of operands that oneDNN kernels make.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _MARK: Final = "elastane.mark"
 
 
 class Allocations:
-    """A context in which the memory that this thread takes on a device is counted, beside what it had before.
+    """Context manager that counts the device memory allocated by this thread within the block.
 
-    The results are known after the context.
+    The results are available after the block.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._profile: profile | None = None
         self._before = 0
-        #: The most bytes at a time.
+        #: Peak of allocated bytes.
         self.bytes_most = 0
-        #: Bytes at the last call of `mark`.
+        #: Bytes allocated at the last call of `mark`.
         self.bytes_marked = 0
 
     def mark(self) -> None:
-        """Remember how much is taken now."""
+        """Record how much is allocated now."""
         if self._profile is None:
             self.bytes_marked = torch.cuda.memory_allocated(self._device) - self._before
         else:
@@ -45,7 +45,7 @@ class Allocations:
             torch.cuda.reset_peak_memory_stats(self._device)
             self._before = torch.cuda.memory_allocated(self._device)
         else:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise it prints when it begins and ends
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler prints progress
             self._profile = profile(use_kineto=False, profile_memory=True)
             self._profile.__enter__()
         return self

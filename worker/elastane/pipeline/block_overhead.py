@@ -1,8 +1,8 @@
-"""What a block of a pipeline takes beside its units: measured on two stages whose units do nothing but sleep.
+"""Measures the overhead of a pipeline block, on two stages whose units only sleep.
 
-Both are members of a ring over loopback, in this thread, which has all that they wait for sent before it
-waits. So nothing is measured but the executor: frames and the messages that carry them, generators, and
-bookkeeping, with caches as a sleep of milliseconds leaves them.
+Both stages are members of a ring over loopback and run in this thread, which sends every frame before it
+waits for one. So only the executor is measured: frames and their messages, generators and bookkeeping. The
+units sleep for milliseconds so that caches are as cold as in real training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MEETING_SECONDS: Final = 60.0
 
 
 class Sleeper(nn.Module):
-    """A unit that sleeps in forward and in backward. slept: the seconds that it really took, each time."""
+    """A unit that sleeps in forward and backward. slept: measured seconds of each sleep."""
 
     def __init__(self, forward: float, backward: float) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def _sleep(seconds: float, slept: list[float]) -> None:
 
 
 def overhead_seconds(steps: int = STEPS) -> tuple[float, float]:
-    """Return the (forward, backward) seconds of a block beside its units, on this machine.
+    """Return a block's (forward, backward) overhead on this machine, in seconds without its units.
 
     Takes about a second. Raises RingBroken if the members do not meet over loopback.
     """
@@ -83,7 +83,7 @@ def overhead_seconds(steps: int = STEPS) -> tuple[float, float]:
 
 
 class _LinksOfOneThread(RingLinks):
-    """Links of a member whose peers are in the same thread. sent: (receiver, key) of frames under way."""
+    """Links of a member whose peers run in the same thread. sent: (receiver, key) of frames in flight."""
 
     def __init__(self, transport: RingTransport, sent: set[tuple[int, FrameKey]]) -> None:
         super().__init__(transport)
@@ -98,7 +98,7 @@ class _LinksOfOneThread(RingLinks):
         return super().receive(key, peer)
 
     def ready(self, wait: Wait) -> bool:
-        """True if what is waited for was sent."""
+        """True if the awaited frame was sent."""
         return not isinstance(wait, FrameWait) or (self.me, wait.key) in self._sent
 
 

@@ -1,8 +1,8 @@
-"""Where a micro-batch enters a stage: what it brought takes part in autograd as it would in the uncut model.
+"""Stage boundary: makes received tensors behave in autograd as they would in the undivided model.
 
-The next unit sees tensors that some function computed, not leaves: it may write to them in place, and the
-gradients that autograd computed for them are handed out as they are. A leaf's `.grad` would be laid out like
-the leaf, and the stage before would continue with other strides, and so with other bits.
+A stage's first unit gets tensors that are results of a function, not leaves. So it may write to them in
+place, and their gradients are passed on with the strides that autograd gave them. The `.grad` of a leaf would
+have the leaf's strides; the stage before would then compute with other strides, and so with other bits.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch.autograd.function import once_differentiable
 
 
 class Gradients:
-    """Gradients with respect to what entered, in the order of those tensors that want one; None: no use."""
+    """Gradients of a stage's inputs, in the order of the inputs that need one; None for an unused input."""
 
     def __init__(self) -> None:
         self.values: tuple[Tensor | None, ...] = ()
 
 
 class _Entrance(torch.autograd.Function):
-    """Gives tensors, which are no inputs of it, a place in the graph."""
+    """Autograd function that returns given tensors as non-leaf outputs and collects their gradients."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tensors: list[Tensor], gradients: Gradients) -> tuple[Tensor, ...]:
@@ -39,9 +39,9 @@ class _Entrance(torch.autograd.Function):
 
 
 def enter(tensors: Sequence[Tensor], wants_gradient: Sequence[bool]) -> tuple[list[Tensor], Gradients]:
-    """Return the tensors as a stage's units get them, and where their gradients will be after backward.
+    """Return the tensors for a stage's units, and the object that holds their gradients after backward.
 
-    tensors: new ones, that nobody else uses.
+    tensors: must not be shared with anything else.
     """
     gradients = Gradients()
     wanting = [tensor for tensor, wants in zip(tensors, wants_gradient, strict=True) if wants]

@@ -1,7 +1,7 @@
-"""The norm of all gradients of a model whose parameters are on several workers, as torch computes it of one.
+"""Gradient clipping across the workers of a pipeline, with the bits of `torch.nn.utils.clip_grad_norm_`.
 
-A sum of squares per stage has other bits. So each parameter's own norm is computed where it is, and the norms
-are joined in the order in which `torch.nn.utils.clip_grad_norm_` of the whole model joins them.
+Adding up a sum of squares per stage would give other bits. So each parameter's norm is computed where the
+parameter is held, and the norms are combined in the order that torch uses for the whole model.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def norms_of(gradients: Sequence[Tensor], norm_type: float, foreach: bool | None
 
 
 def total_norm(norms: Sequence[Tensor], dtypes: Sequence[torch.dtype], norm_type: float) -> Tensor:
-    """Return the norm of the norms. All in the order of the model's parameters; dtypes: of the gradients."""
+    """Return the total norm. norms, dtypes (of the gradients): in the order of the model's parameters."""
     if not norms:
         return torch.tensor(0.0)
-    # Torch orders the norms by a hash of device and dtype.
+    # Torch groups the norms by a hash of device and dtype.
     stand_ins: list[Tensor | None] = [
         torch.empty(0, dtype=dtype, device=norm.device) for dtype, norm in zip(dtypes, norms, strict=True)
     ]
@@ -42,7 +42,7 @@ def total_norm(norms: Sequence[Tensor], dtypes: Sequence[torch.dtype], norm_type
 
 
 def check_finite(total: Tensor, norm_type: float) -> None:
-    """Raise torch's own error for a norm that is not finite."""
+    """Raise torch's RuntimeError for a norm that is not finite."""
     if torch.logical_or(total.isnan(), total.isinf()):
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot"
@@ -52,7 +52,7 @@ def check_finite(total: Tensor, norm_type: float) -> None:
 
 
 def scale(params: Sequence[Parameter], max_norm: float, total: Tensor, foreach: bool | None) -> None:
-    """Scale the gradients, as `torch.nn.utils.clip_grads_with_norm_`."""
+    """Scale the gradients in place, like `torch.nn.utils.clip_grads_with_norm_`."""
     if params:
         torch.nn.utils.clip_grads_with_norm_(params, max_norm, total, foreach)
 
@@ -68,8 +68,8 @@ def clip(
 ) -> Step:
     """Clip the gradients of held parameters by the whole model's norm, and return it. Collective.
 
-    held: trainable parameters by stage and index; dtypes: of all trainable parameters. The first replica of
-    each stage tells its norms.
+    held: trainable parameters held here, by stage and index. dtypes: of all trainable parameters of the
+    model. Each stage's first replica sends its norms to all members.
     """
     number, norm_type = messages.number(), float(norm_type)
     givers = {stage: one.devices[0] for stage, one in enumerate(messages.ring.plan.stages)}

@@ -1,8 +1,8 @@
-"""Buffers of a stage's units by EST: each starts a step from EST 0's, and EST 0's stay.
+"""Buffers of a stage's units for each EST: every EST starts a step from EST 0's, and EST 0's are kept.
 
-That is what DDP's broadcast before each forward does. An EST computes with tensors of its own in the
-modules' places: backward passes of other ESTs are still to come, and may need what the modules held then.
-Between steps the modules have their own tensors again, with EST 0's values.
+This is the effect of DDP's buffer broadcast before each forward. While an EST runs, tensors of its own take
+the place of the modules' buffers, because backward passes of other ESTs that are still pending may need the
+previous ones. Between steps the modules have their own tensors again, with EST 0's values.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from elastane_common.errors import StepError
 
 
 class EstBuffers:
-    """Buffers of some units. units: modules by unit index. Used by the script's thread.
+    """Per-EST buffers of some units. units: modules by unit index. Used by the script's thread.
 
-    Values are lists in the order of the modules' buffers, each tensor once.
+    Values are lists in the order of the modules' buffers; a shared tensor is listed once.
     """
 
     def __init__(self, units: Mapping[int, nn.Module]) -> None:
-        #: Of each buffer: the module's own tensor, and all places in which it stands.
+        #: For each buffer: the module's own tensor, and every (module, name) that refers to it.
         self._own: list[Tensor] = []
         self._places: list[list[tuple[dict[str, Tensor | None], str]]] = []
         self.names: list[str] = []
@@ -39,7 +39,7 @@ class EstBuffers:
                         self._places.append([])
                         self.names.append(f"{unit}.{path}.{name}" if path else f"{unit}.{name}")
                     self._places[index].append((module._buffers, name))
-        #: EST 0's at the start of the step.
+        #: EST 0's buffers at the start of the step.
         self.at_start: list[Tensor] = self._copies(self._own)
         self._of_est: dict[int, list[Tensor]] = {}
         self._shown = False
@@ -51,28 +51,28 @@ class EstBuffers:
 
     @property
     def addresses(self) -> frozenset[int]:
-        """Addresses of the storages of the buffers that are in the modules now."""
+        """Addresses of the storages of the modules' current buffers."""
         return frozenset(tensor.untyped_storage().data_ptr() for tensor in self._present())
 
     def begin_step(self) -> None:
-        """Forget what ESTs had in the step before."""
+        """Discard the ESTs' buffers of the step before."""
         self._of_est.clear()
 
     def start_of(self, est: int) -> list[Tensor]:
-        """Return what the EST's next forward starts from; not to be written to."""
+        """Return the buffers from which the EST's next forward starts; the caller must not write to them."""
         return self._of_est.get(est, self.at_start)
 
     def of(self, est: int) -> list[Tensor]:
-        """Return the EST's after its last forward."""
+        """Return the EST's buffers after its last forward."""
         return self._of_est[est] if self._own else []
 
     def receive(self, values: list[Tensor]) -> None:
-        """Take EST 0's after its last forward, from the member that ran it."""
+        """Store EST 0's buffers after its last forward, received from the member that ran it."""
         self._of_est[0] = values
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Forwards in this context change copies of the buffers, which are forgotten."""
+        """Context manager: forwards in the block change copies of the buffers, which are then discarded."""
         if not self._own:
             yield
             return
@@ -84,7 +84,7 @@ class EstBuffers:
 
     @contextmanager
     def running(self, est: int) -> Iterator[None]:
-        """The EST's forward runs in this context: it changes its own buffers."""
+        """Context manager for a forward of the EST, which changes the EST's own buffers."""
         if not self._own:
             self._of_est[est] = []
             yield
@@ -103,8 +103,7 @@ class EstBuffers:
 
     @contextmanager
     def again(self, start: list[Tensor]) -> Iterator[None]:
-        """A forward runs again in this context, from the buffers it started from; what it does to them is
-        forgotten."""
+        """Context manager for a forward's second run, from its original buffers; discards changes."""
         if not self._own:
             yield
             return
@@ -112,13 +111,13 @@ class EstBuffers:
         yield
 
     def restore(self) -> None:
-        """Put the modules' own tensors back, as they were at the start of the step."""
+        """Restore the modules' own tensors, with their values at the start of the step."""
         if self._shown:
             self._show(self._own)
             self._shown = False
 
     def adopt(self, values: list[Tensor]) -> None:
-        """Take these as EST 0's, for the modules and the next step."""
+        """Make these EST 0's buffers: the modules' values, and the start of the next step."""
         self.restore()
         if self._own:
             with torch.no_grad():

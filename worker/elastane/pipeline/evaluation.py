@@ -1,4 +1,4 @@
-"""The model's outputs for inputs of any member, through all stages, with nothing changed."""
+"""Evaluation through all stages: the model's outputs for inputs of any member, without side effects."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def evaluation(
 ) -> Step:
     """Return the outputs of this member's inputs, in order. Collective.
 
-    run, buffers: of the stage that this member computes, if it does. Inputs are numbered by place, then by
-    member; replicas take them by their numbers, as they take ESTs.
+    run, buffers: those of the stage that this member computes; None if it computes none. Inputs are numbered
+    by position, then by member; replicas share them by number, as they share ESTs.
     """
     ring, me = messages.ring, messages.me
     counts = yield from messages.tell_all(Kind.COUNTS, len(inputs))

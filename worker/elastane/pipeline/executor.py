@@ -1,10 +1,10 @@
-"""One worker's part of a step whose model is cut into stages.
+"""One worker's part of a pipelined step.
 
-INTERFACE (for the runner; it changes only here, and by a commit of its own)
+Interface, as the runner uses it:
 
     executor = StepExecutor(units, loss_fn, num_ests, generators, bucket_cap_mb=None, device=...,
                             swap_bytes_max=None, scale=None, observe=None)
-    executor.set_ring(plan, me, ranges, links, generation, ready_order)   the plan's units are there
+    executor.set_ring(plan, me, ranges, links, generation, ready_order)   the plan's units are held
     executor.set_layout(ready_order)                     between steps, as Reducer.set_layout
     executor.begin_step(step)
     ends = executor.run_wave(0, {est: MicroBatch(input, target, parts)}, last=...)   each wave: home ESTs
@@ -18,8 +18,8 @@ INTERFACE (for the runner; it changes only here, and by a commit of its own)
     values = executor.tell_all(value)                    collective, between steps; then executor.flush()
     executor.close()
 
-`links` is a `RingLinks` of the generation's transport; its owner closes it. What the executor needs of
-`Units` stands in `state.model_units`. After each method the process's generators are as they were before it.
+`links` is a `RingLinks` of the generation's transport; the caller closes it. `state.model_units` defines what
+the executor needs of `Units`. Each method leaves the process's generators as it found them.
 
 How a wave runs
 
@@ -27,9 +27,9 @@ How a wave runs
     stages      run the blocks of the plan's schedule (`stage_blocks`)
     home        gets each EST's loss and generators when its backward has left the first stage
 
-In the last wave an EST's gradients go to the stage's other replicas as soon as they are complete, so that
-sums overlap with the blocks that are still to come (`stage_sums`). A step is a generator that yields what it
-waits for (`waits`), and between two waits nothing else runs.
+In the last wave an EST's gradients are sent to the stage's other replicas as soon as they are complete, so
+that the sums overlap with the remaining blocks (`stage_sums`). A step is a generator that yields what it
+waits for (`waits`); between two waits nothing else runs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What the home of an EST loaded. parts: the EST's generators after loading."""
+    """A mini-batch loaded by an EST's home. parts: states of the EST's generators after loading."""
 
     input: Any
     target: Any
@@ -78,19 +78,19 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class WaveEnd:
-    """What an EST has after a wave. loss: detached, on the CPU; parts: its generators after backward."""
+    """An EST's result of a wave. loss: detached, on the CPU; parts: its generator states after backward."""
 
     loss: Tensor
     parts: Parts
 
 
 class StepExecutor:
-    """Built once for each worker; called by the script's thread.
+    """Executes this worker's blocks of each step. One per worker; called by the script's thread.
 
-    units: the model's; loss_fn: (output of the last unit, target) -> scalar loss; num_ests: N;
-    bucket_cap_mb: as DDP's; device: of the held units; swap_bytes_max: host memory for swapped activations;
-    scale: applied to the loss before backward (GradScaler.scale); losses that are told are without it;
-    observe: (step, EST, micro-batch) -> context in which that backward runs here.
+    units: the model's units. loss_fn: (output of the last unit, target) -> scalar loss. num_ests: N.
+    bucket_cap_mb: as in DDP. device: where held units are. swap_bytes_max: limit of host memory for swapped
+    activations. scale: applied to the loss before backward (GradScaler.scale); reported losses are unscaled.
+    observe: (step, EST, micro-batch) -> context manager around each backward that runs here.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class StepExecutor:
         self._bucket_cap_mb, self._device = bucket_cap_mb, device or _CPU
         self._swap_bytes_max = swap_bytes_max
         self.scale, self._observe = scale, observe
-        #: Trainable parameters of the whole model: places in `units.parameters`, and their names.
+        #: Trainable parameters of the whole model: indices into `units.parameters`, and names.
         self._trainable = [place for place, spec in enumerate(units.specs) if spec.requires_grad]
         self._names = [units.specs[place].name for place in self._trainable]
         self._clock = UnitClock(self._device)
-        #: When the step began: seconds since the Unix epoch.
+        #: Start of the step, seconds since the Unix epoch.
         self.began_at = 0.0
         self._host: HostMemory | None = None
         self._layout_order: list[int] | None = None
@@ -128,7 +128,7 @@ class StepExecutor:
         self._waves = 0
         #: Losses of the N ESTs in the last wave, detached, on the CPU; the same on every member.
         self.losses: list[Tensor] = []
-        #: Those of each wave.
+        #: The same for each wave.
         self.wave_losses: list[list[Tensor]] = []
         #: Indices into the trainable parameters (registration order) in the order in which EST 0's gradients
         #: became ready: at the home of EST 0 in a step without a layout order (the job's first). Else None.
@@ -147,10 +147,10 @@ class StepExecutor:
         *,
         order: dict[int, tuple[Block, ...]] | None = None,
     ) -> None:
-        """Adopt a generation: its plan, this member's index, the ESTs of each member as home.
+        """Adopt a generation. me: this member's index. ranges: for each member, the ESTs it is home of.
 
-        Called between steps, with the plan's units in place: their buffers are EST 0's. order: of the blocks,
-        instead of the planner's (tests). Raises RingPlanError, and then the executor is as before.
+        Called between steps, when the plan's units are held; their buffers are EST 0's. order: of blocks, in
+        place of the planner's (tests). Raises RingPlanError and leaves the executor unchanged.
         """
         own = plan_of(plan) if isinstance(plan, pipeline_pb2.PipelinePlan) else plan
         ring = RingPlan.of(own, self._units.count, ranges, order)
@@ -169,7 +169,7 @@ class StepExecutor:
         self._stale = True
 
     def _computed(self, held: HeldStage) -> StageBlocks:
-        """Return what runs the blocks of a stage."""
+        """Return the object that runs the blocks of a held stage."""
         messages = self._ring()
         memory = messages.ring.plan.stages[held.stage].memory
         if memory == "swap" and self._host is None:
@@ -232,14 +232,14 @@ class StepExecutor:
 
     @property
     def block_seconds(self) -> list[tuple[float, float]]:
-        """When the blocks of the last wave began and ended here, in the schedule's order: seconds since the
-        step began."""
+        """(start, end) of each block of the last wave here, in schedule order, in seconds of the step."""
         return [] if self._own is None else self._own.seconds
 
     def begin_step(self, step: int, *, twice: bool = False) -> None:
-        """Begin a step; also again, after `drop`.
+        """Begin a step, or begin it again after `drop`.
 
-        twice: this member's first forward is run twice, and compared; `run_wave` raises RepeatDiffersError.
+        twice: run this member's first forward twice and compare; `run_wave` raises RepeatDiffersError if they
+        differ.
         """
         self._ring().step, self._in_step = step, True
         self.began_at = time()
@@ -253,29 +253,30 @@ class StepExecutor:
             self._own.begin_step(twice=twice)
 
     def run_wave(self, micro: int, batches: Mapping[int, MicroBatch], *, last: bool) -> Mapping[int, WaveEnd]:
-        """Run one micro-batch of every EST through all stages; batches, result: by home EST of this member.
+        """Run one micro-batch of every EST through all stages.
 
-        last: it is the step's last wave. Raises what a unit raised, with notes that name EST, stage and unit;
-        RingAborted or RingBroken; StepError or UnsupportedError for what is refused.
+        batches, result: keyed by the ESTs of which this member is home. last: True for the step's last wave.
+        Raises a unit's own exception, with notes that name EST, stage and unit; RingAborted or RingBroken;
+        StepError or UnsupportedError for refused operations.
         """
         ends: Mapping[int, WaveEnd] = drive(self.wave(micro, batches, last=last), self._ring().links)
         return ends
 
     def sum_gradients(self) -> None:
-        """Wait for the sums: p.grad of held trainable parameters are the averages, as DDP leaves them.
+        """Wait for the sums, and set p.grad of held trainable parameters to the averages, as DDP does.
 
-        They are views of memory that the next step writes to. They may be changed in place, as clipping does:
-        what other holders get of them is out. Raises as `run_wave`.
+        The gradients are views of memory that the next step overwrites. They may be changed in place, as
+        clipping does, because what other holders need has already been sent. Raises as `run_wave`.
         """
         drive(self.sums(), self._ring().links)
         self._ring().links.settle()
 
     def wave(self, micro: int, batches: Mapping[int, MicroBatch], *, last: bool) -> Step:
-        """`run_wave` as a generator, for a driver of the caller's."""
+        """`run_wave` as a generator, for callers with their own driver."""
         messages = self._ring()
         ring = messages.ring
         if micro == 0:
-            messages.links.settle()  # what was sent in the step before is out: its memory may be written to
+            messages.links.settle()  # until then their memory must not be overwritten
         for est, batch in batches.items():
             key = FrameKey(Kind.INPUT, 0, est, micro)
             messages.send(key, ring.replica(0, est), batch.input, batch.parts)
@@ -317,7 +318,7 @@ class StepExecutor:
         return loss
 
     def _finish_sums(self, micro: int) -> Step:
-        """What follows a member's last block: losses and buffers are sent, and the sums are computed."""
+        """After the member's last block: send losses and buffers, and compute the sums."""
         messages = self._ring()
         ring, me = messages.ring, messages.me
         if self._own is not None and self._own.held.stage == ring.last:
@@ -337,14 +338,14 @@ class StepExecutor:
             for member in (*holders.replicas, *holders.shadows):
                 if member != me:
                     messages.send(key, member, held.buffers.of(0))
-        # First the stage that this member computes: others wait for its part.
+        # The stage that this member computes comes first, because others wait for its part.
         own = None if self._own is None else self._own.held
         for held in sorted(self._held, key=lambda one: one is not own):
             for number in held.sums.finish():
                 yield RowsWait(number)
 
     def sums(self) -> Step:
-        """`sum_gradients` as a generator, for a driver of the caller's."""
+        """`sum_gradients` as a generator, for callers with their own driver."""
         messages = self._ring()
         ring, micro = messages.ring, self._waves - 1
         by_wave: list[dict[int, Tensor]] = [{} for _ in range(self._waves)]
@@ -362,14 +363,14 @@ class StepExecutor:
             held.show_averages()
 
     def end_step(self, applied: bool) -> None:
-        """End the step: the units' buffers are EST 0's, or without `applied` those at the step's start."""
+        """End the step. The units get EST 0's buffers, or those of the step's start without `applied`."""
         for held in self._held:
             held.end_step(applied)
         self._clock.end_step()
         self._in_step = False
 
     def drop(self) -> None:
-        """Discard the step in flight without waiting for anybody; its generation is over."""
+        """Discard the step in flight without waiting for other members; its generation is over."""
         if not self._in_step:
             return
         self._in_step = False
@@ -378,7 +379,7 @@ class StepExecutor:
             self._own.drop()
         for held in self._held:
             held.drop()
-        self._stale = True  # what was in flight may still be written to the vectors
+        self._stale = True  # receives still in flight may write to the old vectors
 
     def close(self) -> None:
         """Remove hooks and threads. Idempotent."""
@@ -404,9 +405,9 @@ class StepExecutor:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        """Clip the averages as `torch.nn.utils.clip_grad_norm_` of the whole model; returns the total norm.
+        """Clip the averages like `torch.nn.utils.clip_grad_norm_` of the whole model; return the total norm.
 
-        Collective, after `sum_gradients`. Raises RingAborted, RingBroken, RuntimeError as torch's.
+        Collective; called after `sum_gradients`. Raises RingAborted, RingBroken, and torch's RuntimeError.
         """
         clip = self.clip(max_norm, norm_type, error_if_nonfinite, foreach)
         total: Tensor = drive(clip, self._ring().links)
@@ -425,8 +426,10 @@ class StepExecutor:
         return clipping.clip(self._ring(), held, dtypes, max_norm, norm_type, error_if_nonfinite, foreach)
 
     def found_inf(self) -> bool:
-        """True if an average of the model is not finite: GradScaler's found_inf. Collective, after
-        `sum_gradients`. Raises RingAborted, RingBroken."""
+        """True if any average of the model is not finite (GradScaler's found_inf).
+
+        Collective; called after `sum_gradients`. Raises RingAborted, RingBroken.
+        """
         answer: bool = drive(self.not_finite(), self._ring().links)
         return answer
 
@@ -440,15 +443,15 @@ class StepExecutor:
         return any(values)
 
     def tell_all(self, value: Any) -> list[Any]:
-        """Return what every member has given, by member. Collective, between steps.
+        """Return the values of all members, by member. Collective, between steps.
 
-        value: as in a frame: tensors, None, numbers, strings, tuples, lists and dicts of them.
+        value: anything a frame can hold: tensors, None, numbers, strings; tuples, lists, dicts of them.
         """
         values: list[Any] = drive(self._ring().tell_all(Kind.FLAGS, value), self._ring().links)
         return values
 
     def flush(self) -> None:
-        """Wait until all that was sent is out. Raises RingAborted, RingBroken."""
+        """Wait until all sends are complete. Raises RingAborted, RingBroken."""
         self._ring().links.settle()
 
     @property
@@ -462,17 +465,18 @@ class StepExecutor:
         return self._ring().ring.homes[0]
 
     def gather_weights(self, askers: Collection[int], take: Take) -> None:
-        """Bring the whole model's weights to some members; `take` gets one unit after the other there.
+        """Send the whole model's weights to the `askers`, where `take` is called with one unit at a time.
 
         Collective, between steps. Raises RingAborted, RingBroken.
         """
         drive(gathering(self._ring(), self._units, askers, take), self._ring().links)
 
     def forward_only(self, inputs: Iterable[Any]) -> list[Any]:
-        """Return the model's outputs for this member's inputs, in order: no gradients, buffers and generators
-        are unchanged. Collective, between steps; every member may give another number, none too.
+        """Return the model's outputs for this member's inputs, in order, without gradients.
 
-        All inputs are sent at once: give a few at a time. The caller has put the units into eval mode.
+        Buffers and generators are unchanged. Collective, between steps; members may pass different numbers of
+        inputs, also none. All inputs are sent at once, so pass only a few at a time. The caller has put the
+        units into eval mode.
         """
         outputs: list[Any] = drive(self.evaluation(list(inputs)), self._ring().links)
         return outputs
@@ -485,14 +489,15 @@ class StepExecutor:
 
     @property
     def unit_seconds(self) -> dict[int, tuple[float, float]]:
-        """(forward, backward) seconds of one micro-batch by unit this member computes; medians of the last
-        steps."""
+        """(forward, backward) seconds of a micro-batch, by unit computed here; medians of the last steps."""
         return self._clock.medians
 
     @property
     def overhead_seconds(self) -> tuple[float, float]:
-        """(forward, backward) seconds of a block beside its units, of the last steps. Zero where they
-        are not measured: on a GPU, and where activations are not just kept."""
+        """(forward, backward) overhead of a block in seconds, without its units, over the last steps.
+
+        Zero where it is not measured: on a GPU, and with checkpointed or swapped activations.
+        """
         return self._clock.overheads
 
     # ------------------------------------------------------------------ helpers

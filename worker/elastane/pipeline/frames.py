@@ -1,15 +1,15 @@
-"""Frames: values that members of a pipeline send one another, as flat bytes.
+"""Frames: values sent between members of a pipeline, serialized to flat bytes.
 
-What the next stage computes depends on more than a tensor's values: kernels choose their path, and so the
-bits of their sums, by strides and by the place of the data in a cache line. So a frame carries each tensor
-with its strides and that place, and the receiver builds it the same. A tensor that stands in a value twice is
-sent once, so that autograd adds its gradients in the uncut model's order.
+The next stage's result depends on more than a tensor's values: kernels choose their code path, and with it
+the bits of their sums, by strides and by the alignment of the data within a cache line. So a frame records
+each tensor's strides and alignment, and the receiver reproduces both. A tensor that occurs twice in a value
+is sent once, so that autograd adds its gradients in the same order as in the undivided model.
 
     prefix     magic, bytes of the header, bytes of the frame (32 bytes)
-    header     msgpack: which frame it is, the value's tree, each tensor's form, which generator states follow
-    payload    the tensors' memory, each at a multiple of 64 bytes plus its own place in a cache line
+    header     msgpack: frame key, tree of the value, layout of each tensor, which generator states follow
+    payload    the tensors' memory, each at a multiple of 64 bytes plus its offset in a cache line
 
-There is no pickle: a value consists of tensors, None, numbers, strings, bytes, tuples, lists and dicts.
+    No pickle is used: a value consists of tensors, None, numbers, strings, bytes, tuples, lists and dicts.
 """
 
 from __future__ import annotations
@@ -28,55 +28,55 @@ from torch import Tensor
 
 from elastane_common.errors import ElastaneError, UnsupportedError
 
-#: A cache line, to which torch's CPU allocator aligns.
+#: Size of a cache line in bytes; torch's CPU allocator aligns to it.
 LINE_BYTES: Final = 64
 _PREFIX: Final = struct.Struct("<IIQ")
 PREFIX_BYTES: Final = 32
 _MAGIC: Final = 0xE1A57F01
 _CPU: Final = torch.device("cpu")
-#: Type of one element of storage memory that is only copied.
+#: Element type for storage that is only copied.
 _BYTE: Final = torch.uint8
 
 
 class BoundaryError(UnsupportedError):
-    """A unit returns, or a batch contains, what cannot be sent to another worker with the same bits."""
+    """A unit's output or a batch contains a value that cannot be sent with the same bits."""
 
     code = "ELA390"
 
 
 class FrameError(ElastaneError):
-    """A frame of another step or generation, or a damaged one: a bug, never used."""
+    """A frame is damaged, or of another step or generation, which indicates a bug; it is never used."""
 
     code = "ELA391"
 
 
 class Kind(IntEnum):
-    """What a frame is; frames of one kind between two members arrive in the order of sending."""
+    """Kind of a frame. Frames of one kind between two members arrive in the order in which they were sent."""
 
     #: From an EST's home to the first and to the last stage.
     INPUT = 1
     TARGET = 2
-    #: A stage's output, to the next; gradients with respect to it, back.
+    #: A stage's output, to the next stage; gradients with respect to it, back.
     FORWARD = 3
     BACKWARD = 4
     #: Generators and loss, from the first stage to the EST's home.
     END = 5
     #: EST 0's buffers of a stage, to its other holders.
     BUFFERS = 6
-    #: To every member: from replicas of the last stage, from a holder of each stage, from all.
+    #: Broadcasts to every member: from replicas of the last stage, from a holder of each stage, from all.
     LOSSES = 7
     NORMS = 8
     FLAGS = 9
     COUNTS = 10
-    #: Evaluation: input or a stage's output, and the model's output to who asked.
+    #: Evaluation: input or a stage's output, and the model's output for the member that asked.
     EVALUATE = 11
     OUTPUT = 12
-    #: A unit's weights, to who asked for the whole model's.
+    #: A unit's weights, for members that asked for the whole model's.
     WEIGHTS = 13
 
 
 class FrameKey(NamedTuple):
-    """Which frame it is. stage: the one that receives it, or whose it is; est, micro: of whom it is."""
+    """Identifies a frame. stage: the receiving stage, or the frame's own. est, micro: whose data it is."""
 
     kind: Kind
     stage: int
@@ -86,11 +86,11 @@ class FrameKey(NamedTuple):
 
 @dataclass(slots=True)
 class Frame:
-    """A value on its way. tree: the value with tensors replaced by their places in `tensors`.
+    """A value in transit. tree: the value with each tensor replaced by its index in `tensors`.
 
-    wants_gradient: by tensor: it requires a gradient at the sender. shared: its memory is also that of
-    another tensor of the value, or of a buffer, at the sender: the receiver must not write to it. parts:
-    generator states that have changed since the last frame of this kind and EST.
+    wants_gradient: for each tensor, whether it requires a gradient at the sender. shared: for each tensor,
+    whether its memory at the sender is also used by another tensor of the value or by a buffer; the receiver
+    must not write to it. parts: generator states that have changed since the last frame of this kind and EST.
     """
 
     key: FrameKey
@@ -104,7 +104,7 @@ class Frame:
 
     @property
     def value(self) -> Any:
-        """The value with its tensors."""
+        """The value, with the tensors in place."""
         return rebuilt(self.tree, self.tensors)
 
 
@@ -116,9 +116,9 @@ def frame_of(
     parts: dict[str, bytes] | None = None,
     owned: frozenset[int] = frozenset(),
 ) -> Frame:
-    """Return the frame of a value. owned: addresses of storages that are not the value's alone.
+    """Return the frame of a value. owned: addresses of storages that are used elsewhere, too.
 
-    Raises BoundaryError for what cannot be sent.
+    Raises BoundaryError for a value that cannot be sent.
     """
     tensors: list[Tensor] = []
     tree = _tree(value, tensors, {})
@@ -139,14 +139,14 @@ def frame_of(
 
 
 def leaves(value: Any) -> list[Tensor]:
-    """Return a value's tensors, each once, in order. Raises BoundaryError as `frame_of`."""
+    """Return a value's distinct tensors in order. Raises BoundaryError as `frame_of`."""
     tensors: list[Tensor] = []
     _tree(value, tensors, {})
     return tensors
 
 
 def rebuilt(tree: Any, tensors: Sequence[Tensor]) -> Any:
-    """Return the value of a tree with these tensors."""
+    """Return the value that a tree and its tensors stand for."""
     if not isinstance(tree, list):
         return tree
     kind, content = tree
@@ -201,9 +201,9 @@ def _cannot(what: str) -> BoundaryError:
 
 @lru_cache(maxsize=4096)
 def _form(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, bool]:
-    """Return (elements from the first to the last in memory, whether most of them are another tensor's).
+    """Return (elements spanned in memory, whether most of them do not belong to the tensor).
 
-    Where they are, only the tensor's own elements are sent.
+    In that case only the tensor's own elements are sent.
     """
     if 0 in shape:
         return 0, False
@@ -219,7 +219,7 @@ def _form(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, bool]:
 
 
 def _once(tensor: Tensor) -> Tensor:
-    """Return the tensor without the repetitions of expanded dimensions."""
+    """Return the tensor with expanded dimensions reduced to one element."""
     for dim, step in enumerate(tensor.stride()):
         if step == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -227,13 +227,13 @@ def _once(tensor: Tensor) -> Tensor:
 
 
 def _phase(tensor: Tensor) -> int:
-    """Return the place of the tensor's first element in its cache line, bytes."""
+    """Return the offset of the tensor's first element within its cache line, in bytes."""
     place = tensor.data_ptr() % LINE_BYTES
     return place if place % tensor.element_size() == 0 else 0
 
 
 def _placed(extent: int, dtype: torch.dtype, phase: int, device: torch.device) -> tuple[Tensor, int]:
-    """Return new memory for `extent` elements, and the element at which a line plus `phase` bytes begins."""
+    """Return new memory, and the index `phase` bytes into a cache line, from which `extent` elements fit."""
     size = dtype.itemsize
     offset = phase // size
     return torch.empty(extent + offset, dtype=dtype, device=device), offset
@@ -242,14 +242,14 @@ def _placed(extent: int, dtype: torch.dtype, phase: int, device: torch.device) -
 def _strided(
     memory: Tensor, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int
 ) -> Tensor:
-    """Return a tensor over memory that has a version counter of its own."""
+    """Return a strided tensor over memory, with its own version counter."""
     return torch.empty(0, dtype=dtype, device=memory.device).set_(
         memory.untyped_storage(), offset, tuple(shape), tuple(stride)
     )
 
 
 def copied(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """Return a copy with the same strides at the same place in a cache line; without a gradient."""
+    """Return a detached copy with the same strides and the same offset in a cache line."""
     tensor = tensor.detach()
     shape, stride = tuple(tensor.shape), tensor.stride()
     extent, sparse = _form(shape, stride)
@@ -263,7 +263,7 @@ def copied(tensor: Tensor, device: torch.device | None = None) -> Tensor:
 
 
 def received_here(frame: Frame) -> Frame:
-    """Return the frame as a receiver in this process gets it: its tensors are copies."""
+    """Return the frame as received within this process: with copies of its tensors."""
     return replace(frame, tensors=[copied(tensor) for tensor in frame.tensors])
 
 
@@ -271,7 +271,7 @@ def received_here(frame: Frame) -> Frame:
 
 
 class _Form(NamedTuple):
-    """Form of a tensor in a header. offset: of its elements in the frame, bytes; on_device: not on CPU."""
+    """A tensor's layout in a header. offset: of its data in the frame, bytes. on_device: not on the CPU."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -293,7 +293,7 @@ class _Header(NamedTuple):
     step: int
     tree: Any
     tensors: tuple[_Form, ...]
-    #: Name, offset in the frame and size of each generator state.
+    #: Name, offset in the frame and size in bytes of each generator state.
     parts: tuple[tuple[str, int, int], ...]
 
 
@@ -306,9 +306,9 @@ def _up(value: int) -> int:
 
 
 def encode(frame: Frame, room_bytes: int = 0) -> tuple[Tensor, int]:
-    """Return (memory, bytes of the frame in it); the memory has at least `room_bytes`.
+    """Return (memory, size of the frame in it in bytes); the memory has at least `room_bytes`.
 
-    The tensors are copied: they may change at once.
+    The tensors are copied, so they may be changed as soon as this returns.
     """
     forms, place = [], 0
     for tensor, wants, shared in zip(frame.tensors, frame.wants_gradient, frame.shared, strict=True):
@@ -360,12 +360,12 @@ def encode(frame: Frame, room_bytes: int = 0) -> tuple[Tensor, int]:
 
 
 def total_bytes(memory: Tensor) -> int:
-    """Return the bytes of the frame whose beginning is in memory. Raises FrameError."""
+    """Return the size in bytes of the frame that begins in this memory. Raises FrameError."""
     return _sizes(memory)[1]
 
 
 def _sizes(memory: Tensor) -> tuple[int, int]:
-    """Return the bytes of the header, and of the frame."""
+    """Return the sizes of the header and of the frame, in bytes."""
     magic, header, total = _PREFIX.unpack(ctypes.string_at(memory.data_ptr(), _PREFIX.size))
     if magic != _MAGIC:
         raise FrameError("what came is no frame of a pipeline")
@@ -373,8 +373,10 @@ def _sizes(memory: Tensor) -> tuple[int, int]:
 
 
 def decode(memory: Tensor, device: torch.device = _CPU) -> Frame:
-    """Return the frame in memory, whose tensors lie in it, but for those that were on a device at the sender:
-    they are copied to `device`. Raises FrameError."""
+    """Return the frame in memory. Raises FrameError.
+
+    Its tensors are views of the memory; those that were on a device at the sender are copied to `device`.
+    """
     size, _ = _sizes(memory)
     address = memory.data_ptr()
     try:

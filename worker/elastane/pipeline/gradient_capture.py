@@ -1,7 +1,7 @@
-"""Takes each parameter's gradient out of a micro-batch's backward, into its EST's vectors.
+"""Captures each parameter's gradient during a micro-batch's backward, into the EST's gradient vectors.
 
-As DDP does: with one wave, grad * (1/N) goes into the vector. With several, autograd adds an EST's gradients
-up in the order of its waves (in the vector itself, shown as p.grad), and they are scaled in the last one.
+As in DDP: with one wave, grad * (1/N) is written to the vector. With several, autograd accumulates an EST's
+gradients in the order of its waves (in the vector itself, which is set as p.grad); the last wave scales them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GATHERED_ELEMENTS_MAX: Final = 1 << 15
 
 
 class GradientCapture:
-    """Hooks on a stage's trainable parameters. params: by index; names: of all trainable parameters."""
+    """Hooks on a stage's trainable parameters. params: by index. names: of all of the model's."""
 
     def __init__(self, params: Mapping[int, Parameter], names: Sequence[str], num_ests: int) -> None:
         self._params = dict(params)
@@ -54,7 +54,7 @@ class GradientCapture:
         self.clear()
 
     def begin_backward(self, est: int, *, last: bool) -> None:
-        """Begin the backward of one of the EST's micro-batches. last: it is the EST's last of the step."""
+        """Begin the backward of one of the EST's micro-batches. last: True for its last one in the step."""
         assert self._memory is not None
         self._slot, self._last = self._memory.slot_of[est], last
         self._arrived.clear()
@@ -64,9 +64,9 @@ class GradientCapture:
             param.grad = views[index] if index in has else None
 
     def end_backward(self) -> list[int]:
-        """End it; returns the parameters in the order in which their gradients became ready.
+        """End the backward; return the parameters in the order in which their gradients became ready.
 
-        Raises StepError if one has none after the EST's last micro-batch.
+        Raises StepError if a parameter has no gradient after the EST's last micro-batch.
         """
         assert self._memory is not None and self._slot is not None
         views, has = self._memory.views[self._slot], self._has[self._slot]
@@ -91,7 +91,7 @@ class GradientCapture:
         return order
 
     def clear(self) -> None:
-        """Take the gradients away from the parameters, and end a backward that raised."""
+        """Remove the parameters' gradients, and end a backward that raised."""
         self._slot = None
         self._waiting.clear()
         for param in self._params.values():
@@ -136,7 +136,7 @@ class GradientCapture:
         elif in_place and view.dtype in (torch.float32, torch.float64):
             view.mul_(self._factor)
         elif in_place:
-            # NaNs of the narrow types get other bits when they are scaled in place.
+            # In 16-bit types, scaling in place would change the bits of NaNs.
             view.copy_(torch.mul(view, self._factor))
         else:
             torch.mul(gradient, self._factor, out=view)

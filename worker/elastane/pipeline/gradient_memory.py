@@ -1,12 +1,12 @@
 """Gradients of a stage by EST, in the order of the job's buckets.
 
-The buckets are those of the whole model, whatever the plan: an element's place in its bucket decides in which
-order the ESTs' gradients are added to it. A stage has some gradients of each bucket; they lie one after the
-other in flat vectors, one per dtype and EST, and each stretch knows its chunk of the bucket.
+Whatever the plan, the buckets are those of the whole model: an element's position in its bucket decides in
+which order the ESTs' gradients are added. A stage holds some of each bucket's gradients, packed into flat
+vectors, one per dtype and EST; each stretch of a vector knows its chunk of the bucket.
 
-    rows[g][slot]              scaled gradients of the stage's slot-th local EST, flat, of group g (a dtype)
-    views[slot][index]         the same of parameter `index`, with the parameter's strides
-    sums[g], averages[index]   sums over all N ESTs: in place of the first local EST's gradients
+    rows[g][slot]              scaled gradients of the stage's slot-th local EST, flat, in group g (one dtype)
+    views[slot][index]         the same for parameter `index`, with the parameter's strides
+    sums[g], averages[index]   sums over all N ESTs, which overwrite the first local EST's gradients
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Group:
 
 
 def groups_of(layout: Sequence[Bucket], held: frozenset[int], num_ests: int) -> list[Group]:
-    """Return where held gradients lie, and in which chunks. layout: the job's buckets; held: indices."""
+    """Return the layout of held gradients by dtype. layout: the job's buckets. held: parameter indices."""
     elements: dict[torch.dtype, int] = {}
     stretches: dict[torch.dtype, list[Stretch]] = {}
     places: dict[torch.dtype, list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]] = {}
@@ -74,7 +74,7 @@ def groups_of(layout: Sequence[Bucket], held: frozenset[int], num_ests: int) -> 
 
 
 class GradientMemory:
-    """Vectors of a stage's gradients on one member. ests: those it computes, none for a shadow."""
+    """A stage's gradient vectors on one member. ests: those that it computes; empty for a shadow."""
 
     def __init__(self, groups: Sequence[Group], ests: Sequence[int], device: torch.device) -> None:
         self.groups = list(groups)
@@ -96,5 +96,5 @@ class GradientMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all vectors."""
+        """Size of all vectors in bytes."""
         return sum(t.nbytes for vectors in (*self.rows, () if self.views else self.sums) for t in vectors)

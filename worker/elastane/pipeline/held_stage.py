@@ -1,4 +1,4 @@
-"""A stage that a member holds, computed here or not: buffers, trainable parameters, gradients and sums."""
+"""A stage held by a member, whether it computes it or not: buffers, parameters, gradients and sums."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from elastane.pipeline.stage_sums import Holders, StageSums
 
 
 class HeldStage:
-    """Built for a generation. stage: its index; modules: of its units; places: of the model's trainable
-    parameters, by id; holders: who has it.
+    """A held stage; built for each generation.
 
-    `memory` and `sums` are there after `allocate`: what they need changes with the layout of the buckets.
+    stage: its index. modules: of its units. places: index of each trainable parameter of the model, by id.
+    holders: the members that hold the stage. `memory` and `sums` exist after `allocate`, because they depend
+    on the bucket layout.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class HeldStage:
             for parameter in module.parameters()
             if id(parameter) in places
         }
-        #: By index among the model's trainable parameters.
+        #: The stage's trainable parameters, by index among the model's.
         self.trainable: dict[int, nn.Parameter] = dict(sorted(found.items()))
         self._memory: GradientMemory | None = None
         self._sums: StageSums | None = None
@@ -49,7 +50,7 @@ class HeldStage:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of gradients by EST and of sums."""
+        """Size of the ESTs' gradients and of the sums, in bytes."""
         return 0 if self._memory is None else self._memory.nbytes
 
     def release(self) -> None:
@@ -59,7 +60,7 @@ class HeldStage:
     def allocate(
         self, layout: Sequence[Bucket], ests: Sequence[int], me: int, links: Links, device: torch.device
     ) -> None:
-        """Allocate the gradients' memory. layout: the job's buckets; ests: computed here."""
+        """Allocate the gradients' memory. layout: the job's buckets. ests: those computed here."""
         groups = groups_of(layout, frozenset(self.trainable), self.holders.num_ests)
         self._memory = GradientMemory(groups, ests, device)
         self._sums = StageSums(self.holders, me, self._memory, links)
@@ -75,14 +76,14 @@ class HeldStage:
             parameter.grad = self.memory.averages[index]
 
     def end_step(self, applied: bool) -> None:
-        """Take EST 0's buffers, or, without `applied`, put back those at the step's start."""
+        """Adopt EST 0's buffers or, without `applied`, restore those from the start of the step."""
         if applied:
             self.buffers.adopt(self.buffers.of(0))
         else:
             self.buffers.restore()
 
     def drop(self) -> None:
-        """Give up the step in flight."""
+        """Discard the step in flight."""
         self.buffers.restore()
         self._forget_gradients()
 

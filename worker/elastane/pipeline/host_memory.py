@@ -1,8 +1,8 @@
-"""Activations of a stage kept in the host's memory until their backward (`swap`).
+"""Keeps a stage's activations in host memory until their backward (`swap`).
 
-Tensors that autograd saves are copied by a thread of its own while the script's thread computes, and come
-back when they are needed. Weights and buffers stay where they are. What does not fit into the given memory
-stays on the device.
+A separate thread copies the tensors that autograd saves while the script's thread computes; they are copied
+back when backward needs them. Weights and buffers are not moved. Tensors that exceed the memory limit stay on
+the device.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 
 from elastane.pipeline.frames import copied
 
-#: Smaller tensors stay: their copies would cost more than they free.
+#: Tensors below this size in bytes stay on the device: copying costs more than the memory is worth.
 SWAPPED_BYTES_MIN: Final = 1 << 10
 
 
 class _Kept:
-    """A saved tensor on its way to the host, there, or, if it stays, on the device."""
+    """A saved tensor: being copied to the host, already there, or left on the device."""
 
     def __init__(self, tensor: Tensor, free: Callable[[], None]) -> None:
         self.tensor: Tensor | None = tensor
@@ -36,25 +36,25 @@ class _Kept:
         self._free = free
 
     def __del__(self) -> None:
-        self._free()  # autograd refers to it until the tensor is of no more use
+        self._free()  # autograd keeps a reference until the tensor is no longer needed
 
 
 class HostMemory:
-    """Copies to the host and back, of one worker. bytes_max: of copies at a time; None: no limit."""
+    """Swaps one worker's saved tensors to host memory. bytes_max: limit of copies held; None: no limit."""
 
     def __init__(self, device: torch.device, bytes_max: int | None = None) -> None:
         self._device, self._bytes_max = device, bytes_max
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._queue: queue.SimpleQueue[_Kept | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        #: Bytes of copies, now and at most so far; of tensors that found no room.
+        #: Bytes of copies held now, their peak, and bytes of tensors that did not fit.
         self.bytes_now = self.bytes_most = self.bytes_refused = 0
         self._thread = threading.Thread(target=self._run, name="elastane-swap", daemon=True)
         self._thread.start()
 
     @contextmanager
     def keeping(self, stays: Callable[[Tensor], bool]) -> Iterator[None]:
-        """What autograd saves in this context is kept in the host's memory. stays: True for weights."""
+        """Context manager: swaps tensors that autograd saves, except where `stays` is True (weights)."""
 
         def pack(tensor: Tensor) -> _Kept | Tensor:
             nbytes = tensor.numel() * tensor.element_size()

@@ -1,4 +1,4 @@
-"""What the members of a pipeline send one another within a step."""
+"""Interface of the messages between members of a pipeline within a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastane.pipeline.frames import Frame, FrameKey
 
 
 class Links(Protocol):
-    """Messages of one generation between a member and the others, and to itself.
+    """Messages of one generation between a member and all members, itself included.
 
     `RingLinks` carries them over a ring's transport, `LocalLinks` in memory. Called by the script's thread.
     """
@@ -22,27 +22,29 @@ class Links(Protocol):
 
     @property
     def receiving_seconds(self) -> float:
-        """Seconds that `receive` has taken so far, without those in which a frame was not there yet."""
+        """Seconds spent in `receive` so far, excluding those spent waiting for frames."""
         ...
 
     def send(self, frame: Frame, peer: int) -> None:
-        """Start to send a frame, which may be changed at once; never waits for the receiver.
+        """Start to send a frame, without waiting for the receiver. The frame may be changed afterwards.
 
         Raises RingAborted or RingBroken.
         """
         ...
 
     def expect(self, key: FrameKey, peer: int) -> None:
-        """Announce that this frame will be received from `peer` in this step, so that it may come early."""
+        """Announce that this frame will be received from `peer` in this step, so that it can arrive early."""
         ...
 
     def receive(self, key: FrameKey, peer: int) -> Frame:
-        """Wait for a frame. RingAborted or RingBroken end the wait at once."""
+        """Wait for a frame. Raises RingAborted or RingBroken as soon as the ring ends."""
         ...
 
     def send_rows(self, row: Tensor, peer: int, tag: int) -> None:
-        """Start to send a contiguous tensor whose size and dtype the receiver knows; it must not change until
-        `settle`. Those of one tag arrive in the order of sending."""
+        """Start to send a contiguous tensor whose size and dtype the receiver knows.
+
+        It must not change until `settle`. Tensors with the same tag arrive in sending order.
+        """
         ...
 
     def post_rows(self, row: Tensor, peer: int, tag: int) -> int:
@@ -50,13 +52,13 @@ class Links(Protocol):
         ...
 
     def wait_rows(self, number: int) -> None:
-        """Wait for what was posted. RingAborted or RingBroken end the wait at once."""
+        """Wait for a posted tensor. Raises RingAborted or RingBroken as soon as the ring ends."""
         ...
 
     def settle(self) -> None:
-        """Wait until all that was sent is out. Raises RingAborted or RingBroken."""
+        """Wait until all sends are complete. Raises RingAborted or RingBroken."""
         ...
 
     def abandon(self) -> None:
-        """Give up what is in flight, and with it the generation; also after an error."""
+        """Abandon the messages in flight, and with them the generation; also called after an error."""
         ...

@@ -1,7 +1,7 @@
-"""Links in memory: all members of a pipeline in one process and one thread, in any order of their blocks.
+"""In-memory links: runs all members of a pipeline in one thread, with their blocks in any order.
 
-The process's generators are global, so members never compute at the same time: `run_together` continues the
-step of a member whose frame is there.
+The process's generators are global, so members never compute at the same time: `run_together` always
+continues a member whose frame has arrived.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _CPU: Final = torch.device("cpu")
 
 
 class LocalHub:
-    """What is on its way between the members of one process.
+    """Messages in flight between the members in one process.
 
-    changed: what becomes of a frame (tests). device: of the members.
+    changed: maps each frame to the one delivered (tests). device: of the members.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LocalHub:
 
 
 class LocalLinks:
-    """Links of member `me` over a hub. Every frame goes through its bytes, as between processes."""
+    """Links of member `me` over a hub. Every frame is encoded to bytes and decoded, as between processes."""
 
     def __init__(self, hub: LocalHub, me: int) -> None:
         self._hub, self._me = hub, me
@@ -88,7 +88,7 @@ class LocalLinks:
 
 
 class LinksOfOneThread(Links, Protocol):
-    """Links of a member whose peers are in the same thread: it must not wait for what is not sent yet."""
+    """Links of a member whose peers run in the same thread, so that it must not block on an unsent frame."""
 
     def ready(self, wait: Wait) -> bool:
         """True if what is waited for is there, or on its way."""
@@ -99,9 +99,9 @@ def run_together(
     members: Sequence[tuple[LinksOfOneThread, Generator[Wait, Any, Result]]],
     choose: Callable[[Sequence[int]], int] = lambda able: able[0],
 ) -> list[Result]:
-    """Run the members' generators to their ends, one block at a time; returns their results.
+    """Run the members' generators to completion, one block at a time; return their results.
 
-    choose: picks who continues among the members that can. Raises RuntimeError if none can.
+    choose: picks the member to continue among those that can. Raises RuntimeError on deadlock.
     """
     results: dict[int, Result] = {}
     waiting: dict[int, Wait] = {}

@@ -1,8 +1,7 @@
-"""Frames of one generation, as a member's step sends and awaits them.
+"""Sends and receives the frames of one member's steps in one generation.
 
-A frame carries the generator states that its receiver does not have already: both ends remember, by EST and
-kind of frame, what the last such frame between them brought. That holds for a generation, in which no frame
-is lost.
+A frame carries only generator states that its receiver does not have yet: both ends remember the states of
+the last frame between them, by EST and kind. This is safe because no frame is lost within a generation.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from elastane.pipeline.ring_plan import RingPlan
 from elastane.pipeline.waits import FrameWait, Wait
 from elastane.rng import Parts
 
-#: What a step yields, is sent, and returns.
+#: A step as a generator: types of what it yields, receives and returns.
 Step = Generator[Wait, Any, Any]
 _Route = tuple[int, Kind, int]
 
 
 class Messages:
-    """Member `me`'s frames over the links of one generation. step: of the frames; -1 before the first."""
+    """Member `me`'s frames over the links of one generation. step: current step; -1 before the first."""
 
     def __init__(self, ring: RingPlan, me: int, links: Links, generation: int) -> None:
         self.ring, self.me, self.links, self.generation = ring, me, links, generation
@@ -39,8 +38,10 @@ class Messages:
         parts: Parts | None = None,
         owned: frozenset[int] = frozenset(),
     ) -> None:
-        """Start to send a value, and the generators' states. owned: as of `frame_of`, whose errors it raises;
-        RingAborted, RingBroken."""
+        """Start to send a value with its generator states. owned: as for `frame_of`.
+
+        Raises RingAborted, RingBroken, and what `frame_of` raises.
+        """
         carried: Parts = {}
         if parts is not None:
             route = peer, key.kind, key.est
@@ -50,7 +51,7 @@ class Messages:
         self.links.send(frame_of(key, self.generation, self.step, value, carried, owned), peer)
 
     def expect(self, key: FrameKey, peer: int) -> None:
-        """Announce that this frame will be received, so that it may come early."""
+        """Announce that this frame will be received, so that it can arrive early."""
         self.links.expect(key, peer)
 
     def receive(self, key: FrameKey, peer: int) -> Generator[Wait, Any, Frame]:
@@ -65,14 +66,14 @@ class Messages:
         return frame
 
     def parts(self, frame: Frame, peer: int) -> Parts:
-        """Return all generator states that a received frame means."""
+        """Return all generator states of a received frame, including those that it omits as unchanged."""
         route = peer, frame.key.kind, frame.key.est
         parts = {**self._received.get(route, {}), **frame.parts}
         self._received[route] = parts
         return parts
 
     def number(self) -> int:
-        """Return the number of the next collective beside the steps; the same at every member."""
+        """Return the number of the next collective outside of steps; the same on every member."""
         self._numbers += 1
         return self._numbers
 

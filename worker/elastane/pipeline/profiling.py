@@ -1,14 +1,14 @@
-"""Times and bytes of each unit of a model, measured on this machine for the planner.
+"""Measures time and memory of each unit of a model on this machine, for the planner.
 
-Units are measured one after the other, each for several steps, and only the unit that is measured is held:
-so a model that fits no device can be profiled on one. What a unit puts out is kept for the next one. Its
-backward gets random gradients: times depend on shapes, not on values.
+Units are measured one at a time, each for several steps, and only the unit being measured is held, so that a
+model too large for any single device can be profiled. A unit's outputs are kept as the next unit's inputs.
+Backward gets random gradients, because times depend on shapes and not on values.
 
-    forward, backward   medians over the steps, the device's queue included; of the last unit with the loss
-    boundary            bytes of the tensors that it puts out
-    activations         bytes that are kept for its backward, without parameters: with its input, if it or the
-                        unit before saves that, and without its output, which is the next unit's input
-    workspace           most bytes that a forward or backward takes beside that while it runs
+    forward, backward   medians over the steps, including the device's queue; the last unit includes the loss
+    boundary            bytes of the unit's output tensors
+    activations         bytes kept for backward, without parameters: includes the unit's input if it or the
+                        unit before saves it, excludes its output, which is the next unit's input
+    workspace           peak of further bytes during a forward or backward
     optimizer           bytes of state after a step
 """
 
@@ -34,7 +34,7 @@ from elastane_planner.profile import Profile, UnitProfile
 STEPS_MIN: Final = 10
 WARM_UP_STEPS: Final = 2
 BOUNDARIES_BYTES_MAX: Final = 1 << 30
-"""Of the outputs that are kept for the next unit; with larger ones, fewer batches take turns."""
+"""Limit of bytes of outputs kept for the next unit; with larger outputs, fewer batches are used in turn."""
 
 
 class ProfileError(UnsupportedError):
@@ -45,9 +45,9 @@ class ProfileError(UnsupportedError):
 
 @dataclass(frozen=True)
 class Measurement:
-    """A profile, and how much its times vary: by unit, (75 % - 25 %) / median of forward and backward.
+    """A profile, with the spread of its times by unit: (75 % - 25 %) / median of forward and of backward.
 
-    samples: in a micro-batch (the first dimension of its first tensor); 0 if there is none.
+    samples: in a micro-batch (first dimension of its first tensor); 0 if it has no tensor.
     """
 
     profile: Profile
@@ -66,9 +66,9 @@ def profile_units(
 ) -> Measurement:
     """Measure every unit on (input, target) micro-batches, of which at most `steps` are taken.
 
-    Leaves no unit held; weights of the units are the initial ones again before each unit, so the process can
-    be ended or go on as new, but for its generators. told: called with the index of each unit before it is
-    measured. Raises ProfileError without a batch; what a unit raises, with a note that names it.
+    No unit is held afterwards, and initial weights are restored before each unit, so the process may train
+    after this; only its generators have advanced. told: called with each unit's index before it is measured.
+    Raises ProfileError without a batch; a unit's own exception, with a note that names the unit.
     """
     taken = [batch for _, batch in zip(range(max(1, steps)), batches, strict=False)]
     if not taken:
@@ -105,10 +105,10 @@ def samples_of(given: Any) -> int:
 
 
 def resized(batch: Any, samples: int) -> Any:
-    """Return a micro-batch of another number of samples: the first ones, or all of them again and again.
+    """Return a micro-batch with another number of samples: the first ones, or all of them repeated.
 
-    All tensors whose first dimension is that of the first tensor are cut or repeated. Raises ProfileError for
-    a batch without such a tensor.
+    Cuts or repeats all tensors with the same first dimension as the first tensor. Raises ProfileError if the
+    batch has no such tensor.
     """
     present = samples_of(batch)
     if not present:
@@ -126,7 +126,7 @@ def resized(batch: Any, samples: int) -> Any:
 
 
 class _Known(enum.Enum):
-    """What is known of a tensor between two units: nothing, its maker saves it, it is in a unit's bytes."""
+    """State of a tensor between two units: unknown, saved by its producer, or counted in a unit's bytes."""
 
     NOTHING = enum.auto()
     SAVED = enum.auto()
@@ -134,9 +134,9 @@ class _Known(enum.Enum):
 
 
 class _UnitClock:
-    """Runs one unit again and again. loss: of the last unit, (its output, number of the batch) -> loss.
+    """Runs one unit repeatedly. loss: for the last unit, (output, number of the batch) -> loss.
 
-    known: of the tensors that it is given; after `measure`, of those that it puts out.
+    known: state of its input tensors; after `measure`, of its output tensors.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class _UnitClock:
     def measure(
         self, inputs: Sequence[Any], steps: int, optimizer: UnitOptimizer | None
     ) -> tuple[UnitProfile, list[Any]]:
-        """Return the unit's figures, and what it puts out for the inputs, by turns."""
+        """Return the unit's figures, and its outputs, one for each input."""
         forward: list[float] = []
         backward: list[float] = []
         boundary: list[int] = []
@@ -187,7 +187,7 @@ class _UnitClock:
         return profile, outputs
 
     def _run(self, given: Any, number: int) -> tuple[Any, tuple[float, float]]:
-        """Return the output, detached, and the seconds of forward and of backward."""
+        """Return the detached output, and the seconds of forward and of backward."""
         entered = self._entered(given)
         for parameter in self._module.parameters():
             parameter.grad = None
@@ -204,7 +204,7 @@ class _UnitClock:
         return pytree.tree_map(_detached, output), (done - began, ended - backward_began)
 
     def _activations(self, given: Any) -> int:
-        """Return the bytes that are kept for backward, and note what is known of the output."""
+        """Return the bytes kept for backward, and record the state of the output tensors."""
         entered = self._entered(given)
         inputs = [_storage(tensor) for tensor in _tensors(entered)]
         weights = {_storage(t) for t in (*self._module.parameters(), *self._module.buffers())}
@@ -233,9 +233,9 @@ class _UnitClock:
         return counted
 
     def _workspace(self, given: Any) -> int:
-        """Return the most bytes of a forward or backward beside what it leaves for the other.
+        """Return the peak of bytes during a forward or backward, without those that remain after it.
 
-        Gradients of parameters are taken away as they come, as the executor does.
+        Parameter gradients are removed as soon as they are computed, as in the executor.
         """
         hooks = [
             parameter.register_post_accumulate_grad_hook(_without_gradient)
@@ -257,7 +257,7 @@ class _UnitClock:
         return made.bytes_most - made.bytes_marked
 
     def _entered(self, given: Any) -> Any:
-        """Return an input as a unit gets it within a model: computed by something, so it may be changed."""
+        """Return an input as units get it within a model: a non-leaf, which may be changed in place."""
 
         def enter(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
@@ -265,7 +265,7 @@ class _UnitClock:
             copied = leaf.detach().to(self._device, copy=True)
             if self._first or not (leaf.is_floating_point() or leaf.is_complex()):
                 return copied
-            return copied.requires_grad_(True).clone()  # no leaf, so the unit may write to it
+            return copied.requires_grad_(True).clone()  # non-leaf: the unit may write to it
 
         return pytree.tree_map(enter, given)
 
@@ -287,7 +287,7 @@ class _UnitClock:
 
 
 class _holding:  # noqa: N801 - a context manager, used like a function
-    """Hold one unit with its initial values, and those that it is tied to; release all afterwards."""
+    """Context manager: holds a unit and those tied to it, with initial values; releases them afterwards."""
 
     def __init__(self, units: Units, unit: int, optimizer: UnitOptimizer | None) -> None:
         self._units, self._unit, self._optimizer = units, unit, optimizer
@@ -324,7 +324,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _moved(tree: Any, like: Any) -> Any:
-    """Return a target on the device of the output that it is compared with."""
+    """Return the target moved to the device of `like`."""
     device = next((tensor.device for tensor in _tensors(like)), None)
     return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
@@ -334,7 +334,7 @@ def _detached(leaf: Any) -> Any:
 
 
 def _spread(seconds: Sequence[float]) -> float:
-    """Return (third quartile - first quartile) / median; 0 for no time at all."""
+    """Return (third quartile - first quartile) / median; 0 if the median is 0."""
     middle = statistics.median(seconds)
     if len(seconds) < 2 or not middle:
         return 0.0

@@ -1,7 +1,6 @@
-"""What the bits of a pipeline cannot survive, refused by name wherever the model is cut.
+"""Refuses, by name, what could change the bits of a pipeline, wherever the model is divided.
 
-Looked for in the first micro-batch of a generation, at every unit, so that a plan with other cuts refuses the
-same.
+The first micro-batch of a generation is checked at every unit, so that every plan refuses the same models.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from elastane_common.errors import StepError, UnsupportedError
 
 
 class UnitReachError(UnsupportedError):
-    """A unit reaches over its boundary: it returns its parameters, or uses another unit's."""
+    """A unit crosses its boundary: it returns its own parameters, or uses another unit's."""
 
     code = "ELA393"
 
 
 def check_loss(loss_fn: Any) -> None:
-    """Raise UnitReachError for a loss with trainable parameters: no worker's optimizer has them."""
+    """Raise UnitReachError for a loss with trainable parameters, which no worker's optimizer would update."""
     if isinstance(loss_fn, nn.Module) and any(p.requires_grad for p in loss_fn.parameters()):
         raise UnitReachError(
             "loss_fn has trainable parameters", hint="put its trainable part into the last unit"
@@ -40,14 +39,14 @@ def loss_is_no_scalar(value: Any) -> StepError:
 
 
 def addresses_of(params: Mapping[str, Tensor]) -> dict[int, str]:
-    """Return the parameters' names by the address of their storage."""
+    """Return the parameters' names by storage address."""
     return {p.untyped_storage().data_ptr(): name for name, p in params.items() if p.numel()}
 
 
 def check_output(unit: str, output: Any, parameters: Mapping[int, str]) -> None:
-    """Raise BoundaryError or UnitReachError unless another worker could continue from a unit's output.
+    """Check that another worker could continue from a unit's output. Raises BoundaryError, UnitReachError.
 
-    parameters: names by address, of all that this worker holds.
+    parameters: names of all parameters held here, by storage address.
     """
     for tensor in leaves(output):
         name = parameters.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
@@ -96,19 +95,19 @@ def check_graph(
 
 
 class UnitGraphs:
-    """Follows a micro-batch's graph from unit to unit, and refuses who uses another unit's parameters.
+    """Checks a micro-batch's graph from unit to unit, and refuses a unit that uses another's parameters.
 
-    Also within a stage: with other cuts the other unit would be elsewhere. models_params: names of trainable
-    parameters by id.
+    This also applies within a stage, because another plan could place the units on different workers.
+    models_params: names of the model's trainable parameters by id.
     """
 
     def __init__(self, models_params: Mapping[int, str]) -> None:
         self._params = models_params
-        #: Nodes that stages and units before have added. Leaves are not among them: who uses one is asked.
+        #: Nodes added by earlier stages and units, without leaves, whose users are what is looked for.
         self._seen: set[Any] = set()
 
     def check_unit(self, unit: str, module: nn.Module, output: Any) -> None:
-        """Check what a unit has added. Raises UnitReachError."""
+        """Check the nodes that a unit has added. Raises UnitReachError."""
         if name := self._foreign(output, module):
             raise UnitReachError(
                 f"unit {unit} uses parameter {name}, which another unit has",
@@ -118,7 +117,7 @@ class UnitGraphs:
             )
 
     def check_loss(self, last: nn.Module, loss: Any) -> None:
-        """Check what the loss has added. last: the last unit. Raises UnitReachError."""
+        """Check the nodes that the loss has added. last: the last unit. Raises UnitReachError."""
         if name := self._foreign(loss, last):
             raise UnitReachError(
                 f"loss_fn uses parameter {name}, which may be in another worker than the loss",
@@ -128,7 +127,7 @@ class UnitGraphs:
             )
 
     def _foreign(self, output: Any, module: nn.Module) -> str | None:
-        """Return the first parameter of another module that nodes without mention in earlier graphs use."""
+        """Return the first parameter of another module that new graph nodes use, if any."""
         own = {id(parameter) for parameter in module.parameters()}
         todo = [t.grad_fn for t in leaves(output) if t.grad_fn is not None]
         while todo:
@@ -147,7 +146,7 @@ class UnitGraphs:
 
 
 def check_written(tensors: list[Tensor], shared: list[bool], versions: list[int], stage: str) -> None:
-    """Raise UnitReachError if a stage wrote to what shares its memory with another value at the sender."""
+    """Raise UnitReachError if a stage wrote to a tensor whose memory is shared at the sender."""
     for tensor, is_shared, version in zip(tensors, shared, versions, strict=True):
         if is_shared and tensor._version != version:
             raise UnitReachError(
@@ -158,7 +157,7 @@ def check_written(tensors: list[Tensor], shared: list[bool], versions: list[int]
 
 
 def no_sparse(gradient: Tensor) -> None:
-    """Raise BoundaryError for a gradient that cannot be sent."""
+    """Raise BoundaryError for a sparse gradient, which cannot be sent."""
     if gradient.layout is not torch.strided:
         raise BoundaryError(
             "the gradient of a tensor between two stages is sparse", hint="use dense gradients (sparse=False)"

@@ -1,16 +1,16 @@
-"""Links over a ring's transport, whose waits a change of membership ends.
+"""Links over a ring's transport; a change of membership ends every wait.
 
-A frame's size is not known to its receiver. So the messages of a channel (a kind of frame between two
-members) have a size that both ends compute from the frames before. A longer frame is continued by a second
-message; while batches are alike, each frame is one. But every 64th begins with a short message, so that the
-second one shows what the link carries (`link_meter`).
+The receiver does not know a frame's size in advance. So the messages of a channel (a kind of frame between
+two members) have a size that both ends compute from earlier frames. A longer frame continues in a second
+message; while batches have similar sizes, each frame fits into one. Every 64th frame starts with a short
+message, so that the second one measures the bandwidth of the link (`link_meter`).
 
     script's thread     starts messages, and waits for the thread below, or for the end of the ring
     elastane-frames-in  waits for the message that the script's thread needs now
-    elastane-frames-out waits for what was sent, in order, and releases its memory
+    elastane-frames-out waits for sends to complete, in order, and releases their memory
 
-A wait for a message that is partly sent or received does not end with its ring; its thread is abandoned then
-(`ring_thread`).
+    A wait for a partly transferred message does not end with its ring; its thread is then abandoned
+    (`ring_thread`).
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from elastane.pipeline.frames import (
 )
 from elastane.pipeline.link_meter import LinkMeter
 
-#: Size of a channel's messages before its first frame, and the least: it holds the generators' states.
+#: Initial and minimum size of a channel's messages in bytes; generator states fit into it.
 ROOM_BYTES_MIN: Final = 1 << 14
-#: Of so many frames of a channel one begins with a message of that size.
+#: One in this many frames of a channel starts with a message of the minimum size.
 MEASURED_EVERY: Final = 64
 _CPU: Final = torch.device("cpu")
 
-#: Peer and kind of frame.
+#: A channel: peer and kind of frame.
 Channel = tuple[int, Kind]
 
 
 def next_room(room_bytes: int, frame_bytes: int) -> int:
-    """Return the size of a channel's next message, after a frame of this size in one of `room_bytes`."""
+    """Return the size of a channel's next message, given the last frame and its message's size, in bytes."""
     wanted = -(-max(frame_bytes, ROOM_BYTES_MIN) // 4096) * 4096
     return wanted if frame_bytes > room_bytes or 2 * wanted < room_bytes else room_bytes
 
@@ -63,15 +63,17 @@ class _Room:
         self._frames = 0
 
     def passed(self, frame_bytes: int) -> None:
-        """Note a frame."""
+        """Record a frame."""
         self._frames += 1
         is_measured = self._frames % MEASURED_EVERY == 0
         self.bytes = ROOM_BYTES_MIN if is_measured else next_room(self.bytes, frame_bytes)
 
 
 class RingLinks:
-    """Links of one generation. transport: of it; device: where tensors go that were on a device; meter: notes
-    how fast frames come."""
+    """Links of one generation over its transport.
+
+    device: for tensors that were on a device at the sender. meter: records the speed of received frames.
+    """
 
     def __init__(
         self, transport: RingTransport, device: torch.device = _CPU, meter: LinkMeter | None = None
@@ -155,7 +157,7 @@ class RingLinks:
         self._coming.clear()
 
     def close(self) -> None:
-        """End the threads. What is in flight must be settled or abandoned. Idempotent."""
+        """End the threads. Messages in flight must have been settled or abandoned. Idempotent."""
         for thread in (self._in, self._out):
             thread.close()
 
@@ -168,7 +170,7 @@ class RingLinks:
         self._in.finish()
 
     def _arrive(self, transfer: Transfer) -> None:
-        """Wait for a message. Task of the incoming thread, for which the script's thread waits."""
+        """Wait for a message. Runs in the incoming thread, while the script's thread waits for its result."""
         began = perf_counter()
         transfer.wait()
         self.receiving_seconds -= perf_counter() - began
@@ -180,7 +182,7 @@ class RingLinks:
             self._coming[channel] = memory, self._transport.recv(memory, *channel)
 
     def _next(self, channel: Channel) -> Frame:
-        """Wait for the channel's next frame, and start to receive the one after it."""
+        """Wait for the channel's next frame, and post the receive of the one after it."""
         if channel not in self._coming:
             raise FrameError(f"no frame of kind {channel[1].name} is expected from member {channel[0]}")
         memory, transfer = self._coming.pop(channel)
@@ -199,5 +201,5 @@ class RingLinks:
 
 
 def _sent(transfer: Transfer, memory: Tensor) -> None:
-    """Wait until a message is out; until then its memory is referred to here."""
+    """Wait until a message has been sent; holds a reference to its memory until then."""
     transfer.wait()

@@ -1,4 +1,4 @@
-"""The plan of a generation as its members use it: who runs which stage for which EST, in which order."""
+"""A generation's plan: which member runs which stage for which EST, and in which order."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MEMORY: dict[int, Memory] = {
 
 
 class RingPlanError(ElastaneError):
-    """A plan that this worker cannot run: of another model, or from a newer master."""
+    """A plan that this worker cannot run, because it is for another model or from a newer master."""
 
     code = "ELA392"
 
 
 def plan_of(message: pipeline_pb2.PipelinePlan) -> Plan:
-    """Return the planner's plan of a message. Raises RingPlanError for what this version does not know."""
+    """Convert a message to the planner's plan. Raises RingPlanError for features of newer versions."""
     stages = []
     for stage in message.stages:
         if stage.memory not in _MEMORY:
@@ -42,7 +42,7 @@ def plan_of(message: pipeline_pb2.PipelinePlan) -> Plan:
 
 @dataclass(frozen=True)
 class RingPlan:
-    """A plan on a ring. members: their number; homes: the member that loads each EST."""
+    """A plan applied to a ring. members: their number. homes: the member that loads each EST's data."""
 
     plan: Plan
     members: int
@@ -57,7 +57,7 @@ class RingPlan:
         ranges: Ranges,
         order: dict[int, tuple[Block, ...]] | None = None,
     ) -> RingPlan:
-        """Check a plan and order its blocks. order: another one than the planner's. Raises RingPlanError."""
+        """Check a plan and order its blocks. order: replaces the planner's order. Raises RingPlanError."""
         homes = tuple(member for member, (start, end) in enumerate(ranges) for _ in range(start, end))
         try:
             plan.check(units, len(ranges))

@@ -1,7 +1,7 @@
-"""Blocks of the stage that a member computes: forwards and backwards, with the frames they wait for and send.
+"""Runs a stage's blocks (forwards and backwards), with the frames that they receive and send.
 
-A forward waits for its input, and on the last stage for its target, a backward for the gradients of what it
-put out. What comes out is sent on at once, and the EST's generators travel along.
+A forward waits for its input and, on the last stage, for its target; a backward waits for the gradients of
+its output. Results are sent on at once, together with the EST's generator states.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ Observe = Callable[[int, int, int], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Flying:
-    """A micro-batch between its forward and its backward here. loss: on the last stage; parts: generators
-    after the forward."""
+    """A micro-batch between its forward and backward here.
+
+    loss: on the last stage only. parts: generator states after the forward.
+    """
 
     stash: Stash
     loss: Tensor | None
@@ -37,10 +39,10 @@ class _Flying:
 
 
 class StageBlocks:
-    """Runs the blocks of one member's stage; built for a generation.
+    """Runs the blocks of one member's stage; built for each generation.
 
-    loss: of a target, as of `StageRun`. observe: (step, EST, micro-batch) -> context in which that backward
-    runs here.
+    loss: makes the loss of a target, for `StageRun`. observe: (step, EST, micro-batch) -> context manager
+    around each backward that runs here.
     """
 
     def __init__(
@@ -59,19 +61,19 @@ class StageBlocks:
         self._last_stage = held.stage == messages.ring.last
         self._is_plain = messages.ring.plan.stages[held.stage].memory == "plain"
         own = messages.ring.ests_of(held.stage, messages.me)
-        #: Of whose ESTs the first runs twice where that is asked for, and the middle one is measured.
+        #: ESTs computed here. The first runs twice if requested; the middle one is timed.
         self._first, self._measured = own[:1], own[len(own) // 2 :][:1]
         self._flying: dict[int, _Flying] = {}
-        #: Losses by EST of each wave, on the last stage.
+        #: Losses by EST for each wave, on the last stage.
         self.losses: list[dict[int, Tensor]] = []
         self._began = 0.0
         self._twice = False
-        #: When the blocks of the last wave began and ended, in the schedule's order: seconds since the step
-        #: began. On a GPU a block that sends nothing ends when its kernels are queued.
+        #: (start, end) of each block of the last wave, in schedule order, in seconds of the step. On a GPU, a
+        #: block that sends nothing ends when its kernels are queued.
         self.seconds: list[tuple[float, float]] = []
 
     def begin_step(self, *, twice: bool = False) -> None:
-        """Begin a step: no EST has gradients yet. twice: the first forward is run twice, and compared."""
+        """Begin a step: no EST has gradients yet. twice: run the first forward twice and compare."""
         self._twice = twice
         self._began = perf_counter()
         self._flying.clear()
@@ -79,7 +81,7 @@ class StageBlocks:
         self._capture.begin_step(self.held.memory)
 
     def begin_wave(self, micro: int, order: Iterable[Block]) -> None:
-        """Begin a wave: announce what is received in it."""
+        """Begin a wave: announce the frames that will be received in it."""
         self.losses.append({})
         self.seconds = []
         messages, ring = self._messages, self._messages.ring
@@ -120,8 +122,11 @@ class StageBlocks:
         self._note("F", began, received, is_usual=measured and not twice)
 
     def backward(self, est: int, micro: int, *, last: bool, orders: bool) -> Step:
-        """Run the backward of an EST. last: of the EST's in this step; orders: EST 0's tells the order in
-        which gradients become ready."""
+        """Run the backward of an EST.
+
+        last: True for the EST's last one in this step. orders: True if EST 0's backward records the order in
+        which gradients become ready.
+        """
         messages, run = self._messages, self.run
         ring, stage = messages.ring, run.stage
         flying = self._flying.pop(est)
@@ -154,15 +159,14 @@ class StageBlocks:
         self._note("B", began, received, is_usual=flying.stash.measured)
 
     def _note(self, kind: str, began: float, received: float, *, is_usual: bool) -> None:
-        """Note when a block ran. received: seconds of receiving before it; is_usual: its units were
-        measured."""
+        """Record a block's times. received: seconds of receiving before it. is_usual: units were timed."""
         ended = perf_counter()
         self.seconds.append((began - self._began, ended - self._began))
         if is_usual and self._is_plain:
             self.run.clock.block(kind, ended - began + received)
 
     def drop(self) -> None:
-        """Give up the step in flight."""
+        """Discard the step in flight."""
         self._flying.clear()
         self._capture.clear()
 
@@ -171,7 +175,7 @@ class StageBlocks:
         self._capture.close()
 
     def _input(self, est: int, micro: int) -> tuple[FrameKey, int]:
-        """Return the frame that a forward begins with, and who sends it."""
+        """Return the key of a forward's input frame, and the sender."""
         ring, stage = self._messages.ring, self.run.stage
         if stage == 0:
             return FrameKey(Kind.INPUT, 0, est, micro), ring.homes[est]
@@ -179,10 +183,10 @@ class StageBlocks:
 
     @contextmanager
     def _as_est(self, est: int, micro: int, what: str, parts: Parts) -> Iterator[Parts]:
-        """An EST's block runs in this context, with its generators.
+        """Context manager for an EST's block, with the EST's generators.
 
-        Yields the process's, which the block puts back as soon as nothing more draws. If it raises, they are
-        put back here.
+        Yields the process's generator states, which the block restores as soon as nothing draws any more; if
+        it raises, they are restored here.
         """
         present = self._generators.exchange(parts)
         try:

@@ -1,11 +1,11 @@
-"""Forward and backward of single micro-batches on one stage.
+"""Forward and backward of a single micro-batch on one stage.
 
-    plain        autograd keeps what backward needs
+    plain        autograd keeps activations on the device
     checkpoint   only the input is kept; the forward runs again before its backward, with the generators and
-                 buffers of the first run, so that BatchNorm counts once and dropout drops the same
-    swap         what autograd keeps goes to the host's memory (`host_memory`)
+                 buffers of the first run, so that BatchNorm counts once and dropout draws the same mask
+    swap         activations are moved to host memory (`host_memory`)
 
-Generators are the process's: whoever calls has set them to the EST's.
+The caller has set the process's generators to the EST's.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from elastane.state.value_digests import digest_any
 from elastane_common.errors import RepeatDiffersError, StepError
 from elastane_planner.plan import Memory
 
-#: The loss of the last stage, from the output of its last unit: (loss that is told, loss of backward).
+#: Loss of the last stage: output of its last unit -> (reported loss, loss for backward).
 Loss = Callable[[Any], tuple[Tensor, Tensor]]
 
 
 @dataclass(slots=True)
 class _Again:
-    """What a forward needs to run again. parts: generators before it and after it."""
+    """State for running a forward again. parts: generator states before and after it."""
 
     tree: Any
     tensors: list[Tensor]
@@ -49,9 +49,9 @@ class _Again:
 
 @dataclass(slots=True)
 class Stash:
-    """What is kept of a micro-batch between its forward and its backward on a stage.
+    """State of a micro-batch kept between its forward and its backward on a stage.
 
-    edges: of what was returned and requires a gradient, in the order of the next stage's gradients.
+    edges: graph edges of the outputs that require a gradient, in the order of the next stage's gradients.
     """
 
     edges: list[GradientEdge]
@@ -62,7 +62,7 @@ class Stash:
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """What a forward gives: the output, or, on the last stage, the loss (detached)."""
+    """Result of a forward: the output or, on the last stage, the detached loss."""
 
     value: Any
     loss: Tensor | None
@@ -71,8 +71,8 @@ class StageOutput:
 class StageRun:
     """One worker's stage.
 
-    modules: of its units by index; names: of all units; params: names of held parameters by address; owned,
-    known: names of trainable parameters by id, of the stage and of the model.
+    modules: of its units, by index. names: of all units. params: names of held parameters by storage address.
+    owned, known: names of trainable parameters by id, of the stage and of the whole model.
     """
 
     def __init__(
@@ -96,22 +96,21 @@ class StageRun:
 
     @property
     def name(self) -> str:
-        """The stage in messages."""
+        """Name of the stage in messages."""
         return f"stage {self.stage}"
 
     @property
     def addresses(self) -> frozenset[int]:
-        """Addresses of storages that the stage goes on using: the next stage must not write to copies of
-        them."""
+        """Addresses of storages still used by the stage; the next stage must not write to their copies."""
         return self._buffers.addresses
 
     def forward(
         self, est: int, frame: Frame, loss: Loss | None, before: Parts, *, measured: bool, twice: bool = False
     ) -> tuple[StageOutput, Stash]:
-        """Run the units, and the loss on the last stage. frame: the input; its tensors become the graph's.
+        """Run the units and, on the last stage, the loss. frame: the input; its tensors join the graph.
 
-        twice: run them first without any effect, and compare. Raises RepeatDiffersError if a unit or the loss
-        depends on what is kept outside of its input, weights, buffers and generators.
+        twice: first run everything without side effects, and compare. Raises RepeatDiffersError if a unit or
+        the loss depends on state outside of its input, weights, buffers and generators.
         """
         first = self._first(est, frame, loss, before) if twice and self._memory != "swap" else None
         seen: list[str] | None = None if first is None else []
@@ -146,7 +145,7 @@ class StageRun:
         return output, Stash(_edges(value if root is None else root), gradients, None, measured)
 
     def _first(self, est: int, frame: Frame, loss: Loss | None, before: Parts) -> list[str]:
-        """Run a forward of which nothing is left; returns digests of the units' outputs, and of the loss."""
+        """Run a forward without side effects; return digests of the units' outputs and of the loss."""
         seen: list[str] = []
         with self._buffers.again(self._buffers.start_of(est)):
             given, _ = enter([copied(tensor) for tensor in frame.tensors], frame.wants_gradient)
@@ -156,7 +155,7 @@ class StageRun:
         return seen
 
     def _compare(self, first: Sequence[str], second: Sequence[str]) -> None:
-        """Raise RepeatDiffersError for the first unit whose output was another one, or the loss."""
+        """Raise RepeatDiffersError for the first unit whose output differs, or for the loss."""
         names = [*(f"unit {self._label(unit)}" for unit in self._modules), "loss_fn"]
         for name, one, other in zip(names, first, second, strict=True):
             if one != other:
@@ -167,7 +166,7 @@ class StageRun:
                 )
 
     def prepare_backward(self, stash: Stash) -> None:
-        """Run the forward again where only the input was kept; the generators are as before it."""
+        """Run the forward again if only the input was kept; leaves the generators unchanged."""
         again = stash.again
         if again is None:
             return
@@ -188,8 +187,10 @@ class StageRun:
         stash.edges = _edges(value if root is None else root)
 
     def backward(self, stash: Stash, gradients: Sequence[Tensor | None] | None) -> tuple[Tensor | None, ...]:
-        """Run autograd from what the next stage sent back, or from the loss; returns what goes to the stage
-        before, in the order of those of its tensors that want a gradient."""
+        """Run autograd from the next stage's gradients, or from the loss.
+
+        Returns the gradients for the stage before, in the order of its tensors that require one.
+        """
         roots = stash.edges
         given: Sequence[Tensor | None] = [None] * len(roots) if gradients is None else gradients
         if gradients is not None:
@@ -209,13 +210,13 @@ class StageRun:
         return result
 
     def evaluate(self, value: Any) -> Any:
-        """Run the units without a graph."""
+        """Run the units without building a graph."""
         with torch.no_grad():
             return self._units(value, False)
 
     @contextmanager
     def _keeping(self) -> Iterator[None]:
-        """Keep saved tensors on the host where the plan says so."""
+        """Context manager that keeps saved tensors in host memory if the plan says so."""
         if self._memory != "swap" or self._host is None:
             yield
             return
@@ -233,7 +234,7 @@ class StageRun:
         seen: list[str] | None = None,
         graphs: refusals.UnitGraphs | None = None,
     ) -> Any:
-        """Run the units. seen: gets a digest of each one's output; graphs: checks the graph of each."""
+        """Run the units. seen: receives a digest of each output. graphs: checks the graph of each unit."""
         forget_casts()
         for unit, module in self._modules.items():
             try:
@@ -255,14 +256,14 @@ class StageRun:
 
 
 def _edges(value: Any) -> list[GradientEdge]:
-    """Return where the gradients of a value's tensors go that require one; the tensors can be freed."""
+    """Return the graph edges of a value's tensors that require a gradient; the tensors can be freed."""
     return [get_gradient_edge(tensor) for tensor in leaves(value) if tensor.requires_grad]
 
 
 def forget_casts() -> None:
-    """Forget the weights that autocast has cast for another micro-batch, as the end of its `with` block does.
+    """Clear autocast's cache of cast weights, as the end of its `with` block does.
 
-    Used again, they would make the gradients ready in another order.
+    With weights cached by another micro-batch, gradients would become ready in another order.
     """
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         torch.clear_autocast_cache()
@@ -270,7 +271,7 @@ def forget_casts() -> None:
 
 @contextmanager
 def no_autocast() -> Iterator[None]:
-    """Backward runs in this context outside of the script's autocast, as after a stock `with autocast():`."""
+    """Context manager for backward outside of the script's autocast, as after a stock `with autocast():`."""
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):

@@ -1,13 +1,13 @@
-"""Sums of a stage's gradients over all ESTs, in gloo's order, for all members that hold the stage.
+"""Sums a stage's gradients over all ESTs, in gloo's order, for all members that hold the stage.
 
-Replica j has the gradients of the ESTs j, j + r, ...; each replica owns a part of the vectors, in pieces. Of
-each piece it gets the other ESTs' gradients, adds all N in the order of each element's chunk, and sends the
-sums to the other holders: replicas and shadows. A replica sends an EST's gradients as soon as that EST's last
-backward is over, so that they travel while others are computed; the owner's memory for what comes is two
-pieces by EST.
+With r replicas, replica j has the gradients of ESTs j, j + r, ...; each replica owns a part of the vectors,
+divided into pieces. For each piece the owner receives the other ESTs' gradients, adds all N in the order of
+each element's chunk, and sends the sums to the other holders: replicas and shadows. A replica sends an EST's
+gradients right after that EST's last backward, so that the transfer overlaps with other ESTs' computation. An
+owner's receive buffers hold two pieces per EST.
 
-Sums take the place of the first local EST's gradients. That memory is free by then: an owner has added a
-piece before it sends the sums, and so has received what is to be overwritten here.
+Sums overwrite the first local EST's gradients. That is safe: an owner sends sums only after it has added the
+piece, and so has already received the gradients that are overwritten here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from elastane.collective.order import canonical_order
 from elastane.pipeline.gradient_memory import GradientMemory, Stretch
 from elastane.pipeline.links import Links
 
-#: Elements of a piece, which is one message by EST.
+#: Elements of a piece; each EST's part of it is one message.
 PIECE_ELEMENTS: Final = 1 << 18
-#: Owners' parts begin at multiples of this.
+#: Owners' parts begin at multiples of this many elements.
 PART_ELEMENTS: Final = 64
-#: Tags from here on carry gradients: this plus the EST's number; sums: this plus N plus the owner's.
+#: First tag. Gradients: plus the EST's number. Sums: plus N and the owner's number.
 ROWS_TAG: Final = 1 << 10
 
 
@@ -42,7 +42,7 @@ class Piece:
 
 
 def pieces_of(elements: Sequence[int], owners: int, owner: int) -> list[Piece]:
-    """Return the pieces that one of the owners adds, in order. elements: of each group."""
+    """Return the pieces that an owner adds, in order. elements: number in each group."""
     pieces = []
     for group, count in enumerate(elements):
         share = -(-count // (owners * PART_ELEMENTS)) * PART_ELEMENTS
@@ -55,7 +55,7 @@ def pieces_of(elements: Sequence[int], owners: int, owner: int) -> list[Piece]:
 
 
 def stretches_in(stretches: Sequence[Stretch], piece: Piece) -> list[Stretch]:
-    """Return the stretches inside a piece, cut to it."""
+    """Return the stretches within a piece, clipped to it."""
     return [
         Stretch(max(one.low, piece.low), min(one.high, piece.high), one.chunk)
         for one in stretches
@@ -76,7 +76,7 @@ class Holders:
 
 
 class StageSums:
-    """A member's part in the sums of one stage it holds; built for a generation and layout."""
+    """A member's part in the sums of one held stage; built for each generation and layout."""
 
     def __init__(self, holders: Holders, me: int, memory: GradientMemory, links: Links) -> None:
         self._holders, self._me, self._memory, self._links = holders, me, memory, links
@@ -87,20 +87,20 @@ class StageSums:
         self._elsewhere = [est for est in range(holders.num_ests) if est not in memory.slot_of]
         widest = max((piece.high - piece.low for piece in self._mine), default=0)
         dtypes = {memory.groups[piece.group].dtype for piece in self._mine}
-        #: What comes from other replicas, by dtype, twice: one piece is added while the next one comes.
+        #: Receive buffers by dtype, two of each: one piece is added while the next one arrives.
         self._inboxes = {
             dtype: [torch.empty(len(self._elsewhere), widest, dtype=dtype) for _ in range(2)]
             for dtype in (dtypes if self._elsewhere else ())
         }
         device = memory.sums[0].device if memory.sums else None
-        #: Where a piece is added: what it replaces is one of the addends.
+        #: Scratch memory for adding a piece, because the memory that it replaces is one of the addends.
         self._scratch = {dtype: torch.empty(widest, dtype=dtype, device=device) for dtype in dtypes}
         self._kept: dict[int, list[OrderedSum]] = {}
         self._posted: dict[int, list[int]] = {}
         self._results: list[int] = []
 
     def send_gradients(self, est: int) -> None:
-        """Start to send a local EST's gradients, which are complete, to the owners."""
+        """Start to send a local EST's complete gradients to the owners."""
         slot = self._memory.slot_of[est]
         for owner, pieces in enumerate(self._pieces):
             member = self._holders.replicas[owner]
@@ -126,7 +126,7 @@ class StageSums:
         ]
 
     def finish(self) -> Generator[int, None, None]:
-        """Add this member's part once it is there, and take the others'; yields what must be waited for."""
+        """Add this member's part once it has arrived, and receive the other sums; yields its waits."""
         others = [
             member for member in (*self._holders.replicas, *self._holders.shadows) if member != self._me
         ]
@@ -162,7 +162,7 @@ class StageSums:
         return self._inboxes[dtype][number % 2][place]
 
     def _sums(self, number: int) -> list[OrderedSum]:
-        """Return the additions of a piece; their views are kept, as long as they are few."""
+        """Return the additions of a piece; caches their views while they are few."""
         if number in self._kept:
             return self._kept[number]
         piece = self._mine[number]

@@ -1,4 +1,4 @@
-"""What a script gives as units: taken apart, built, and refused where it cannot be divided among workers."""
+"""Builds units from what the script passes, and refuses what cannot be divided among workers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import nn
 from elastane.pipeline.unit_storage import is_absent, kind_of
 from elastane_common.errors import UnsupportedError
 
-#: What a script may give as a unit.
+#: Types that a script may pass as a unit.
 Unit = nn.Module | Callable[[], nn.Module]
 
 
 class UnitsError(UnsupportedError):
-    """What the script gave as units cannot be divided among workers; the message names the unit."""
+    """The script's units cannot be divided among workers; the message names the unit."""
 
     code = "ELA380"
 
 
 def entries_of(given: Any) -> tuple[nn.Module | None, list[tuple[str, Unit]]]:
-    """Return the stock model if it was given whole, and the units with their stock names."""
+    """Return the stock model if it was passed as a whole, and the units with their stock names."""
     if isinstance(given, nn.Sequential):
         return given, list(_flat(given, ""))
     if isinstance(given, nn.ModuleList):
@@ -55,7 +55,7 @@ _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_ba
 
 
 def built(index: int, name: str, unit: Any, *, released: bool) -> nn.Module:
-    """Return the module of a unit. released: earlier units have been released by now."""
+    """Return the module of a unit. released: True if earlier units have already been released."""
     if isinstance(unit, nn.Module):
         module: Any = unit
     elif callable(unit):
@@ -84,7 +84,7 @@ def built(index: int, name: str, unit: Any, *, released: bool) -> nn.Module:
 
 
 class SharedMemoryCheck:
-    """Refuses different tensors of different units in the same memory: they could not have storage apart."""
+    """Refuses distinct tensors of different units that share memory: each unit needs its own storage."""
 
     def __init__(self) -> None:
         self._first: dict[int, tuple[torch.Tensor, int, str]] = {}
@@ -131,7 +131,7 @@ def _check(index: int, name: str, module: nn.Module) -> None:
 
 
 def _has_nan(module: nn.Module) -> bool:
-    """True if values of the module are NaN, as those are that were taken from a released unit."""
+    """True if values of the module are NaN, as values taken from a released unit are."""
     tensors = [*module.parameters(), *module.buffers()]
     return any(
         bool(torch.isnan(tensor).any())
@@ -141,7 +141,7 @@ def _has_nan(module: nn.Module) -> bool:
 
 
 def ties_of(modules: Sequence[nn.Module]) -> tuple[int, ...]:
-    """Return a number for each unit: above 0 and equal for those that share parameters or buffers."""
+    """Return a number per unit: positive and equal for units that share parameters or buffers, else 0."""
     group = list(range(len(modules)))
     first: dict[int, int] = {}
     for unit, module in enumerate(modules):

@@ -1,7 +1,7 @@
-"""How long each unit takes, and its block beside it, measured in one micro-batch of every step.
+"""Times each unit, and the overhead of its block, in one micro-batch of every step.
 
-A block's own time goes into frames, generators and bookkeeping. On a GPU it is not measured: there the host
-does most of that while kernels run.
+A block's overhead consists of frames, generators and bookkeeping. It is not measured on a GPU, where the host
+does most of this work while kernels run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 
 from elastane.pipeline.frames import leaves
 
-#: Steps of which the median is taken, and of overheads the least.
+#: Number of last steps whose median (overheads: minimum) is reported.
 STEPS: Final = 20
 
 
 class UnitClock:
-    """Times of one worker's units. On a GPU, events in its stream are read when the step is over."""
+    """Times one worker's units. On a GPU with events in its stream, which are read after the step."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device if device.type == "cuda" else None
@@ -33,14 +33,14 @@ class UnitClock:
         self._overheads: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=STEPS))
 
     def forget(self) -> None:
-        """Forget all: the plan has changed."""
+        """Discard all times, because the plan has changed."""
         self._seconds.clear()
         self._forward.clear()
         self._blocks.clear()
         self._overheads.clear()
 
     def forward(self, unit: int, call: Callable[[Any], Any], value: Any) -> Any:
-        """Run a unit and note its time; its backward's begins with the gradient of its output."""
+        """Run a unit and record its time; its backward is timed from the gradient of its output on."""
         began = self._now()
         output = call(value)
         self._forward[unit] = began, self._now()
@@ -51,23 +51,23 @@ class UnitClock:
         return output
 
     def end_loss(self, unit: int) -> None:
-        """The loss is there: it counts as a part of the last unit's forward."""
+        """Record the end of the loss, which counts as part of the last unit's forward."""
         self._forward[unit] = self._forward[unit][0], self._now()
 
     def begin_backward(self, unit: int) -> None:
-        """The backward of the loss begins: it counts as a part of the last unit's."""
+        """Record the start of the loss's backward, which counts as part of the last unit's."""
         self._reach(unit)
 
     def block(self, kind: str, seconds: float) -> None:
-        """Note the seconds of the whole block, "F" or "B", of the micro-batch that was measured."""
+        """Record the duration of the whole block ("F" or "B") of the measured micro-batch."""
         self._blocks[kind] = seconds
 
     def end_backward(self) -> None:
-        """The backward of the micro-batch that was measured is over."""
+        """Record the end of the measured micro-batch's backward."""
         self._ended = self._now()
 
     def end_step(self) -> None:
-        """Take the step's times into the medians."""
+        """Add the step's times to the medians."""
         later, ended, blocks = self._reached, self._ended, self._blocks
         self._reached, self._ended, self._blocks = {}, None, {}
         if ended is None or not self._forward:
@@ -97,9 +97,9 @@ class UnitClock:
 
     @property
     def overheads(self) -> tuple[float, float]:
-        """(forward, backward) seconds of a block beside its units; zero where they are not known.
+        """(forward, backward) overhead of a block in seconds, without its units; zero where it is unknown.
 
-        The least of the last steps: all that varies is the wait for a processor, by the machine's load.
+        The minimum of the last steps, because the variation comes only from waiting for a processor.
         """
         forward, backward = (min(self._overheads.get(kind, (0.0,))) for kind in "FB")
         return forward, backward

@@ -1,8 +1,8 @@
 """Units of a model that torch has split: `torch.distributed.pipelining.pipeline(model, ..., split_spec=...)`.
 
-torch traces the model and cuts the graph at the SplitPoints; each part becomes a unit. A pipeline's units are
-a chain, each taking what the one before returns, so a value that passes over a part is refused by name. What
-was traced is the training mode, in which dropout and BatchNorm stay: such units refuse to be evaluated.
+torch traces the model and cuts the graph at the SplitPoints; each part becomes a unit. Units form a chain in
+which each takes only the output of the one before, so a value that skips a part is refused by name. The trace
+fixes the training mode of dropout and BatchNorm, so units with these cannot be evaluated.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def parts_of(given: Any) -> list[nn.Module]:
                     " part does",
                     hint="let the model return one value, of its last part",
                 )
-        elif node.op != "call_function":  # which takes apart what a part returns
+        elif node.op != "call_function":  # which unpacks a part's return value
             raise UnitsError(
                 f"the split model has {node} between its parts",
                 hint="let a model have one input and return one value",
@@ -61,7 +61,7 @@ def parts_of(given: Any) -> list[nn.Module]:
 
 
 def _fixed(module: nn.Module) -> Iterator[str]:
-    """Yield the operators of a traced module that are other ones in evaluation."""
+    """Yield the operators of a traced module that behave differently in evaluation."""
     for part in module.modules():
         graph = getattr(part, "graph", None)
         for node in graph.nodes if isinstance(graph, fx.Graph) else ():

@@ -1,4 +1,4 @@
-"""One unit's module, its storage, which comes and goes, and its initial values."""
+"""One unit's module, its storage, which can be released and allocated again, and its initial values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from elastane_common.errors import UnsupportedError
 
 
 class InitialValuesError(UnsupportedError):
-    """A unit's initial values cannot be had again in this process; nothing was changed."""
+    """A unit's initial values cannot be restored in this process; nothing was changed."""
 
     code = "ELA381"
 
 
 @dataclass(frozen=True)
 class _Spec:
-    """Form of a parameter or buffer when it was built."""
+    """Shape and layout of a parameter or buffer when it was built."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -32,7 +32,7 @@ class _Spec:
 
 @dataclass
 class _Values:
-    """Values of a unit: of its own parameters and buffers by name, and extra states of modules."""
+    """Values of a unit: its own parameters and buffers by name, and extra states of its modules."""
 
     parameters: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor | None]
@@ -51,9 +51,9 @@ class _Values:
 
 
 class UnitRecord:
-    """One unit: its module, its initial values, and where its storage is.
+    """One unit: its module, initial values and storage.
 
-    owners: parameters, buffers and modules that earlier units have, by id; this unit's are added.
+    owners: parameters, buffers and modules of earlier units, by id; this unit's own are added.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class UnitRecord:
         self.digest = 0
         self.form: dict[str, str] = {}
         self.held = True
-        #: Of each released tensor: itself, its values' place, and the size of that storage.
+        #: For each released tensor: itself, its offset in the storage, and the size of the storage.
         self._homes: list[tuple[torch.Tensor, torch.Tensor, int]] = []
-        #: Buffers that an earlier unit has too, and keeps.
+        #: Buffers shared with an earlier unit, which owns them.
         self._foreign: set[str] = set()
         self.owned: dict[str, nn.Parameter] = {}
         for local, parameter in module.named_parameters():
@@ -99,7 +99,7 @@ class UnitRecord:
                     yield full, part, name
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Yield the same with their present tensors."""
+        """Yield the unit's own buffers: name within it, current tensor."""
         for full, part, name in self.places():
             yield full, part._buffers[name]
 
@@ -123,7 +123,7 @@ class UnitRecord:
         with torch.no_grad():
             for local, parameter in self.owned.items():
                 spec = self.specs[local]
-                if tuple(parameter.stride()) != spec.stride:  # a checkpoint may have had another
+                if tuple(parameter.stride()) != spec.stride:  # a checkpoint may have loaded another one
                     parameter.data = torch.empty_strided(
                         spec.shape, spec.stride, dtype=spec.dtype, device=parameter.device
                     )
@@ -151,7 +151,7 @@ class UnitRecord:
             seen.add(id(tensor))
             tensor.grad = None
             home = tensor.data
-            if not home.untyped_storage().resizable():  # of a NumPy array, or a file
+            if not home.untyped_storage().resizable():  # memory of a NumPy array or a file
                 home = torch.empty_strided(home.shape, home.stride(), dtype=home.dtype, device=home.device)
             self._homes.append((tensor, home, home.untyped_storage().nbytes()))
             tensor.data = _absent(home)
@@ -265,19 +265,19 @@ def _spec(tensor: torch.Tensor) -> _Spec:
 
 
 def _absent(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what stands for a released tensor: its shape, in one element of memory."""
+    """Return the stand-in for a released tensor: the same shape, in one element of memory."""
     value = math.nan if tensor.is_floating_point() or tensor.is_complex() else 0
     one = torch.full((), value, dtype=tensor.dtype, device=tensor.device)
     return one.expand(tensor.shape)
 
 
 def is_absent(tensor: torch.Tensor) -> bool:
-    """True for a tensor that is released; one of a single element cannot be told."""
+    """True for a released tensor. A tensor with one element cannot be recognised."""
     return tensor.numel() > 1 and not any(tensor.stride())
 
 
 def generators_here(device: torch.device | None) -> Generators:
-    """Return the generators that a unit's constructor may draw from. device: None for the current GPU."""
+    """Return the generators from which a unit's constructor may draw. device: None for the current GPU."""
     if device is None and torch.cuda.is_available():
         device = torch.device("cuda")
     return Generators(device)

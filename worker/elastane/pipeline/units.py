@@ -1,19 +1,20 @@
-"""The units of a model: the consecutive parts that a pipeline never cuts.
+"""The units of a model: consecutive parts, which a pipeline never divides further.
 
-    Units.build(given)      every worker builds all units, one after the other, and keeps the storage of none
-    units.hold(wanted)      storage for the units that this worker's plan gives it, and for no others
+    Units.build(given)      every worker builds all units, one at a time, and keeps no unit's storage
+    units.hold(wanted)      allocate storage for the units that the plan assigns here, release all others
     units.initialise(i)     the script's initial values, bit for bit
 
-Structure and storage are apart. Every worker has all modules, and all `Parameter` objects with their shapes,
-for ever: the optimizer's groups and the layout of the buckets are those of the whole model. What comes and
-goes is storage. A released parameter keeps its object, shape and dtype; its values are NaN, in one element of
+Structure and storage are separate. Every worker always has all modules, and all `Parameter` objects with
+their shapes, so optimizer groups and bucket layout are those of the whole model. Only storage is allocated
+and released. A released parameter keeps its object, shape and dtype; its values are NaN, in one element of
 memory.
 
-Units may be given as constructors. They run in order under the script's own generators, so the initial
-weights are those of the stock script; the generators' states before each are kept, so that any worker can
-have a unit's initial values later. Only then does no worker ever hold the whole model, not even at the start.
+Units may be passed as constructors. They run in order under the script's own generators, so the initial
+weights are those of the stock script. The generator states before each constructor are kept, so that any
+worker can reproduce a unit's initial values later. Only with constructors does no worker ever hold the whole
+model, not even at the start.
 
-Units that share a parameter are *tied*: the same workers hold them.
+Units that share a parameter are *tied*: they are always held together.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = ["InitialValuesError", "ParameterSpec", "Units", "UnitsError"]
 class ParameterSpec:
     """A parameter of the model as the script built it.
 
-    name: in the stock model. unit: the first that has the parameter. requires_grad: when it was built.
+    name: in the stock model. unit: the first unit with the parameter. requires_grad: as built.
     """
 
     name: str
@@ -56,9 +57,9 @@ class ParameterSpec:
 class Units:
     """All units of a model; made by `build`, which `prepare_pipeline` calls in every worker.
 
-    names: of the units in the stock model (their place in it, e.g. "3", "body.0"). parameters, specs: of the
-    whole model, each parameter once, in stock's order of registration; the objects stay the same for ever.
-    ties: for each unit a number that it shares with those it must be held with; 0: with none.
+    names: of the units in the stock model, such as "3" or "body.0". parameters, specs: of the whole model,
+    each parameter once, in stock's order of registration; the objects never change. ties: a number for each
+    unit; units with the same number above 0 must be held together.
     """
 
     def __init__(
@@ -94,10 +95,10 @@ class Units:
     def build(cls, given: Any, *, release: bool = True, device: torch.device | None = None) -> Units:
         """Build the units in order, each released before the next is built.
 
-        given: an nn.Sequential (nested ones are flattened), a list of modules and of constructors, called
-        without arguments, or a model that torch.distributed.pipelining has split at SplitPoints. release:
-        False keeps all, as a process of a stock job does. device: whose generator constructors may draw from
-        besides the CPU's (default: the current GPU, if there is one). Raises UnitsError.
+        given: an nn.Sequential (nested ones are flattened), a list of modules and of constructors without
+        arguments, or a model that torch.distributed.pipelining has split at SplitPoints. release: False keeps
+        all units, as in a process of a stock job. device: whose generator constructors may use besides the
+        CPU's (default: the current GPU, if there is one). Raises UnitsError.
         """
         model, entries = entries_of(parts_of(given) if is_split(given) else given)
         if not entries:
@@ -141,23 +142,23 @@ class Units:
         return frozenset(index for index, record in enumerate(self._records) if record.held)
 
     def module(self, unit: int) -> nn.Module:
-        """Return the unit's module, the same object for ever. Its values are there while the unit is held."""
+        """Return the unit's module, always the same object. It has its values only while the unit is held."""
         return self._records[unit].module
 
     def is_built_by_function(self, unit: int) -> bool:
-        """True if the unit was given as a function: no worker needs it in memory unless it holds it."""
+        """True if the unit was passed as a constructor, so that only workers that hold it need its memory."""
         return self._records[unit].constructor is not None
 
     def prefix(self, unit: int) -> str:
-        """Return what stock's names of the unit's parameters and buffers begin with: "" or "NAME."."""
+        """Return the prefix of stock's names of the unit's parameters and buffers: "" or "NAME."."""
         return self._records[unit].prefix
 
     def owned(self, unit: int) -> tuple[int, ...]:
-        """Return the places in `parameters` of those that the unit is the first to have."""
+        """Return the indices in `parameters` of the unit's own: those that no earlier unit has."""
         return tuple(self._owned[unit])
 
     def owned_parameters(self, unit: int) -> Mapping[str, nn.Parameter]:
-        """Return the same by their name within the unit."""
+        """Return the unit's own parameters by their names within the unit."""
         return self._records[unit].owned
 
     def owned_buffers(self, unit: int) -> Iterator[tuple[str, nn.Module, str]]:
@@ -169,11 +170,11 @@ class Units:
         yield from self._records[unit].modules
 
     def parameter_bytes(self, unit: int) -> int:
-        """Return the size of the parameters that the unit is the first to have."""
+        """Return the size of the unit's own parameters, in bytes."""
         return sum(self.specs[place].nbytes for place in self._owned[unit])
 
     def buffer_bytes(self, unit: int) -> int:
-        """Return the size of the unit's buffers, as built."""
+        """Return the size of the unit's buffers as built, in bytes."""
         return self._records[unit].buffer_bytes
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
@@ -187,16 +188,16 @@ class Units:
         return frozenset(wanted | {unit for unit, tie in enumerate(self.ties) if tie in numbers})
 
     def as_model(self) -> nn.Module:
-        """Return the stock model: the nn.Sequential that was given, or one of the units."""
+        """Return the stock model: the nn.Sequential that was passed, or a new one of the units."""
         return self._model
 
     # ------------------------------------------------------------------ storage
 
     def hold(self, wanted: Iterable[int]) -> None:
-        """Have storage for these units and for no others, in place.
+        """Allocate storage for these units and release all others, in place.
 
-        New storage is not filled. Values, buffers and gradients of other units are gone. Raises UnitsError,
-        with nothing changed, for tied units that are not wanted together.
+        New storage is uninitialised. Values, buffers and gradients of released units are lost. Raises
+        UnitsError, and changes nothing, if only some of the units that are tied together are wanted.
         """
         units = frozenset(wanted)
         if unknown := [unit for unit in units if not 0 <= unit < self.count]:
@@ -214,10 +215,10 @@ class Units:
             self._records[unit].hold()
 
     def initialise(self, unit: int) -> None:
-        """Fill a held unit with the script's initial values, bit for bit; the generators stay as they are.
+        """Fill a held unit with the script's initial values, bit for bit; generators are unchanged.
 
-        A constructor runs again under the generators' states it first ran under. A module's values are a copy
-        that is kept until `started`. Raises InitialValuesError, with nothing changed.
+        A constructor runs again from the generator states of its first run. A module's values come from a
+        copy that is kept until `started`. Raises InitialValuesError and changes nothing.
         """
         record = self._records[unit]
         if not record.held:
@@ -234,7 +235,7 @@ class Units:
             )
 
     def started(self) -> None:
-        """Drop the copies of initial values; called when a step was applied, or the job is past step 0."""
+        """Drop the copies of initial values; called once a step has been applied, here or before."""
         if not self._started:
             self._started = True
             for record in self._records:

@@ -1,4 +1,4 @@
-"""What a member's step waits for. The step is a generator that yields these; a driver answers.
+"""Waits of a member's step. The step is a generator that yields these objects; a driver answers them.
 
 `drive` blocks on a member's links; `local_links.run_together` runs all members in one thread.
 """
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class FrameWait:
-    """A frame from a member; it is sent into the generator."""
+    """Wait for a frame from a member; the driver sends it into the generator."""
 
     key: FrameKey
     peer: int
@@ -25,7 +25,7 @@ class FrameWait:
 
 @dataclass(frozen=True, slots=True)
 class RowsWait:
-    """A tensor that was posted (`Links.post_rows`)."""
+    """Wait for a tensor posted with `Links.post_rows`."""
 
     number: int
 
@@ -34,7 +34,7 @@ Wait = FrameWait | RowsWait
 
 
 def drive(step: Generator[Wait, Any, Result], links: Links) -> Result:
-    """Run a step to its end, blocking on the links. Raises what they raise."""
+    """Run a step to its end, blocking on the links. Raises their errors."""
     try:
         wait = next(step)
         while True:

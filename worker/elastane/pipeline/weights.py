@@ -1,4 +1,4 @@
-"""The weights of the whole model, brought from the holders of its stages to members that ask for them."""
+"""Gathers the whole model's weights from the holders of its stages, for members that ask for them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from elastane.pipeline.frames import FrameKey, Kind
 from elastane.pipeline.messages import Messages, Step
 from elastane.state.model_units import ModelUnits
 
-#: Takes the parameters and persistent buffers of a unit, by stock's names, on the CPU.
+#: Receives a unit's parameters and persistent buffers, by stock's names, on the CPU.
 Take = Callable[[dict[str, Tensor]], object]
 
 
 def gathering(messages: Messages, units: ModelUnits, askers: Collection[int], take: Take) -> Step:
     """Send every unit's weights from the first replica of its stage to all askers. Collective.
 
-    take: called in each asker with one unit after the other. No member has more than one unit in memory
-    beside those it holds, but for what `take` keeps.
+    take: called in each asker with one unit at a time. No member needs memory for more than one unit besides
+    those it holds, apart from what `take` keeps.
     """
     ring, me = messages.ring, messages.me
     number = messages.number()

@@ -3,20 +3,20 @@
 With `accumulation_steps` the loop body stays as it is, so it clips in every mini-batch. A script written for
 DDP clips once, before the optimizer steps. So `clip_grad_norm_` and `clip_grad_value_` leave gradients of the
 prepared model alone in all mini-batches of a step but the last; `clip_grad_norm_` returns the norm
-accumulated so far. Scripts import these functions by name, so they are replaced in every module that holds
-them.
+accumulated so far.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
+
+from elastane.runtime.replaced_functions import replace_functions
 
 Clip = Callable[..., Any]
 
@@ -33,14 +33,8 @@ def count_clips_once(model: torch.nn.Module, adding: Callable[[], bool]) -> None
     _job = {id(parameter): parameter for parameter in model.parameters()}, adding
     if hasattr(clip_grad.clip_grad_norm_, "_elastane"):
         return
-    replaced: dict[int, Clip] = {
-        id(clip_grad.clip_grad_norm_): _once(clip_grad.clip_grad_norm_, _norm),
-        id(clip_grad.clip_grad_value_): _once(clip_grad.clip_grad_value_, lambda gradients, *_, **__: None),
-    }
-    for module in list(sys.modules.values()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if id(value) in replaced and callable(value):
-                setattr(module, name, replaced[id(value)])
+    norm, value = clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_
+    replace_functions({norm: _once(norm, _norm), value: _once(value, lambda gradients, *_, **__: None)})
 
 
 def _once(original: Clip, instead: Clip) -> Clip:

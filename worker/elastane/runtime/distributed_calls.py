@@ -23,6 +23,7 @@ import structlog
 from torch.distributed import distributed_c10d
 
 from elastane.runtime import launcher_variables
+from elastane.runtime.replaced_functions import replace_functions
 from elastane.script_source.places import OWN_PACKAGES, place_of
 from elastane_common.errors import UnsupportedError
 
@@ -82,20 +83,13 @@ def install() -> None:
     """Replace the functions in this process. A second call does nothing."""
     if hasattr(distributed_c10d._get_default_group, "__wrapped__"):
         return
-    replaced = {
-        id(original): guard(original)
-        for original, guard in (
-            (distributed_c10d.is_initialized, _asked),
-            (distributed_c10d._get_default_group, _refused),
-            (distributed_c10d.init_process_group, _refused),
-            (distributed_c10d.destroy_process_group, _refused),
-        )
-    }
-    # Modules that imported the functions by name, including the script, hold them in their own namespace.
-    for module in list(sys.modules.values()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if id(value) in replaced and callable(value):
-                setattr(module, name, replaced[id(value)])
+    refused = (
+        distributed_c10d._get_default_group,
+        distributed_c10d.init_process_group,
+        distributed_c10d.destroy_process_group,
+    )
+    asked = distributed_c10d.is_initialized
+    replace_functions({asked: _asked(asked), **{one: _refused(one) for one in refused}})
 
 
 def _asked(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""What `job.gather` and `job.reduce` make of the states of a registered object in all ranks.
+"""Computes the results of `job.gather` and `job.reduce` from a registered object's states in all ranks.
 
 A reduction has the bits of stock DDP's: gloo's `all_reduce` of each tensor, and torchmetrics' own
 synchronization.

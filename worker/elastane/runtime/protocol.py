@@ -43,6 +43,8 @@ class Outcome:
     manifest: ring_pb2.Checkpoint | None = None
     #: Answer with the parts of the state (`explained`).
     explain: ring_pb2.Explain | None = None
+    #: Somebody wants to see what this worker does.
+    capture: ring_pb2.CaptureOrder | None = None
     #: A message of this kind is not known, and has been ignored.
     unknown: str = ""
 
@@ -86,9 +88,9 @@ class WorkerProtocol:
     all_ended: bool = False
     #: Steps before this one have been begun.
     _begun_until: int = 0
-    #: Of a pipeline: reported steps before this one are applied, though the ring changes.
+    #: In a pipeline: reported steps before this one are applied even though the ring changes.
     _applies_until: int = 0
-    #: Of a pipeline: the units that this worker holds after `applied_step` steps.
+    #: In a pipeline: the units that this worker holds after `applied_step` steps.
     units: tuple[pipeline_pb2.UnitRange, ...] = ()
     _report: ring_pb2.AttendRequest | None = None
     _interval_report: ring_pb2.AttendRequest | None = None
@@ -190,6 +192,8 @@ class WorkerProtocol:
                 return Outcome(explain=message.compare.explain)
             case "compare":
                 return self.compared(message.compare)
+            case "capture":
+                return Outcome(capture=message.capture)
             case "done":
                 self.done = message.done
                 return Outcome(abort=True)

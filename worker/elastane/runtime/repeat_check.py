@@ -38,7 +38,7 @@ LATER_STEPS: Final = 64
 
 
 class RepeatTimes:
-    """When something is run twice: early in a worker's first two loops, and after 64, 128 ... of its steps.
+    """Schedule of repeated runs: early in a worker's first two loops, and after 64, 128, ... of its steps.
 
     enabled=False: never.
     """

@@ -1,4 +1,4 @@
-"""What `elastane ps replay` tells the process of the script, and where it answers."""
+"""Messages between `elastane ps replay` and the script's process."""
 
 from __future__ import annotations
 

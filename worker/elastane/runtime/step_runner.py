@@ -117,6 +117,7 @@ class StepRunner:
         asked = perf_counter()
         batch, info = parts.repeats.begin(est_step)
         parts.figures.data_wait_seconds += perf_counter() - asked
+        self._worker_session.captures.est_begins(est_step.rank)
         est_step.taken.append(info)
         record = est_step.rank == 0 and not guest and self._actions.decides_layout(est_step.step)
         self._reducer.begin_backward(
@@ -137,6 +138,7 @@ class StepRunner:
     def _end_batch(self, est_step: EstStep) -> None:
         """Check what the body did with the mini-batch; the last one of the step has been reported."""
         parts = self._parts
+        self._worker_session.captures.est_ends()
         self.watch.end_est_step(est_step)
         if est_step.sync:
             parts.repeats.compare(est_step)

@@ -152,19 +152,30 @@ class _Source:
         )
 
 
+def _next_task(
+    source: _Source, finished: Iterable[shard_pb2.TaskReport], generators: Generators
+) -> shard_pb2.LeaseTasksResponse:
+    """Report finished tasks and lease one, with the RNG states of this moment.
+
+    Raises SystemExit, after the report, in a worker that leaves.
+    """
+    session = source.worker_session
+    session.require_newest()
+    most = 0 if session.leaving else 1
+    source.stream.send(source.request(finished, most, rng=rng_to_proto(generators.capture())))
+    response = source.stream.receive()
+    if session.leaving:
+        session.exits.sent_away(session.done, session.drain)
+    return response
+
+
 def _leased_one_by_one(source: _Source) -> Iterator[LeasedTask]:
     """Lease each task when the previous one is done, with the RNG states of that moment."""
     generators = Generators(torch.device("cuda") if torch.cuda.is_available() else None)
-    worker_session = source.worker_session
     finished: list[shard_pb2.TaskReport] = []
     while True:
-        worker_session.require_newest()
-        most = 0 if worker_session.leaving else 1
-        source.stream.send(source.request(finished, most, rng=rng_to_proto(generators.capture())))
-        response = source.stream.receive()
+        response = _next_task(source, finished, generators)
         finished = []
-        if worker_session.leaving:
-            worker_session.exits.sent_away(worker_session.done, worker_session.drain)
         if response.complete:
             return
         for task in response.tasks:
@@ -179,16 +190,10 @@ def _leased_one_by_one(source: _Source) -> Iterator[LeasedTask]:
 def _pushed_one_by_one(source: _Source, pushes: PushingTasks, seed: int) -> Iterator[PushTask]:
     """Lease each task when every slot has said what becomes of the previous one."""
     generators = Generators(torch.device("cuda") if torch.cuda.is_available() else None)
-    worker_session = source.worker_session
     finished: list[shard_pb2.TaskReport] = []
     while True:
-        worker_session.require_newest()
-        most = 0 if worker_session.leaving else 1
-        source.stream.send(source.request(finished, most, rng=rng_to_proto(generators.capture())))
-        response = source.stream.receive()
+        response = _next_task(source, finished, generators)
         finished = []
-        if worker_session.leaving:
-            worker_session.exits.sent_away(worker_session.done, worker_session.drain)
         if response.complete:
             return
         for leased in response.tasks:

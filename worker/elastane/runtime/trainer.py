@@ -226,7 +226,9 @@ class Trainer:
         try:
             self._begin_progress()
             while finish(self._loop.next_step(self.epoch)):
+                self._worker_session.captures.step_begins(self.applied_step)
                 yield from self.steps.run()
+                self._worker_session.captures.step_over(self.applied_step, sorted(self._contexts.now))
                 self._note_step()
             self._end_loop()
         except GeneratorExit:

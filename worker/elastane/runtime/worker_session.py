@@ -19,11 +19,13 @@ from elastane.collective import warming
 from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.ring_errors import RingAborted
 from elastane.collective.transport import Forming, RingTransport
+from elastane.runtime.capturing import Captures
 from elastane.runtime.change_spans import ChangeSpans
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.process_exit import WorkerExits
 from elastane.runtime.process_identity import ProcessIdentity
 from elastane.runtime.protocol import Outcome, WorkerProtocol
+from elastane.runtime.resource_use import ResourceUse
 from elastane.runtime.session import MasterSession
 from elastane.runtime.step_state import StepState
 from elastane_common import logs
@@ -84,6 +86,8 @@ class WorkerSession:
         self.spans = ChangeSpans(environment.job, environment.worker_id, tracing.now_ns)
         self.members: list[ring_pb2.Member] = []
         self.exits = WorkerExits(environment, self.request_leave)
+        self._resources = ResourceUse(device)
+        self.captures = Captures(environment.master, environment.job, environment.worker_id)
 
     @property
     def is_leader(self) -> bool:
@@ -144,6 +148,7 @@ class WorkerSession:
             self._give_up_early()
         if self._transport is not None:
             self._transport.close()
+        self.captures.close()
         self.spans.close()
 
     def request_leave(self, reason: str, notice_seconds: float) -> None:
@@ -347,6 +352,8 @@ class WorkerSession:
         if outcome.explain is not None:
             # In a thread: hashing the state takes a while, and the master's messages must still be received.
             threading.Thread(target=self._explain, args=(outcome.explain,), daemon=True).start()
+        if outcome.capture is not None:
+            self.captures.ordered(outcome.capture)
         if outcome.unknown:
             _log.warning("unknown message from the master", kind=outcome.unknown)
 
@@ -396,6 +403,7 @@ class WorkerSession:
 
     def _figures(self) -> ring_pb2.WorkerFigures:
         assert self._duties is not None
+        self._resources.measure(self._duties.figures)
         return ring_pb2.WorkerFigures(**vars(self._duties.figures))
 
     def _hello(self) -> ring_pb2.Hello:

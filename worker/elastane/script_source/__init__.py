@@ -2,7 +2,6 @@
 
 carrying       values that a loop carries from turn to turn and that affect the result
 across_epochs  the same from epoch to epoch
-launcher       environment variables that torchrun sets and Elastane does not
 epoch_body     abstract interpreter for the body of a loop over epochs
 body           abstract interpreter for the loop's body and the script's functions that it calls
 callees        resolves a call to the script's function, and that function's names

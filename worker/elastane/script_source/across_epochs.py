@@ -1,9 +1,8 @@
-"""Variables of a script that live across epochs and decide the result: the best metric, a patience.
+"""Finds variables that persist across epochs and affect the result: the best metric, a patience.
 
-A worker that joins later, or a job that goes on from a checkpoint, begins with their first values, unless
-`job.carry` keeps them. Two other kinds are found beside them: what is computed from the model before the loop
-over mini-batches, and what is summed over a worker's mini-batches (see `epoch_body`). Pure, like `carrying`,
-which it asks.
+A worker that joins later, or a job resumed from a checkpoint, starts from their initial values unless
+`job.carry` keeps them. Also finds values computed from the model before the loop over mini-batches, and sums
+over one worker's mini-batches (see `epoch_body`). Pure, like `carrying`, on which it builds.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ def epoch_values(
 
 
 def in_words(carried: Carried) -> str:
-    """Describe where the variable is set and what it decides, for messages."""
+    """Describe, for messages, where the variable is set and what it affects."""
     return f"{carried.name}, set in line {carried.line}, decides {carried.decides} in line {carried.reaches}"
 
 
 def carry_line(found: Sequence[Carried]) -> str:
-    """Return the change to the script that makes the values travel with the job."""
+    """Return the change to the script that makes the values part of the job's state."""
     names = list(dict.fromkeys(one.name.rpartition(".")[2] for one in found if not is_attribute(one)))
     given = ", ".join(f"{name}=..." for name in names)
     lines = []

@@ -1,7 +1,7 @@
 """Finds the state that a class keeps in its attributes, from its source.
 
-Pure. Errs on the opposite side from `carrying`: it reports every attribute that methods compute from its old
-value and use, whatever for. Whether the attribute really changes is checked at run time.
+Pure. Unlike `carrying` it prefers false alarms: it reports every attribute that methods compute from its old
+value and use for anything. Whether the attribute really changes is checked at run time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def carried_attributes(classes: Sequence[ClassSource], instance: object = None) 
 
 
 def reported_attributes(classes: Sequence[ClassSource], instance: object = None) -> dict[str, Place]:
-    """Return the others computed from their old value; they matter only if code outside reads them."""
+    """Return attributes computed from their old value that only code outside the class could use."""
     updated, used = _updated_and_used(classes, instance)
     return {name: place for name, place in updated.items() if name not in used}
 
@@ -204,7 +204,7 @@ def _is_getter(method: ast.FunctionDef, tree: ast.AST) -> bool:
 
 
 def _set_anew(method: ast.FunctionDef) -> set[str]:
-    """Return the attributes that the method always sets before using them."""
+    """Return the attributes that the method always assigns before it uses them."""
     own = method.args.args[0].arg
 
     def attributes(part: ast.AST) -> set[str]:

@@ -315,7 +315,7 @@ class Callees:
             if isinstance(value, ast.Constant):
                 known[name] = value.value
             elif isinstance(value, ast.List | ast.Dict | ast.Set | ast.Call):
-                roots[name] = f"{function.name}.{name}"  # a mutable default lives across calls
+                roots[name] = f"{function.name}.{name}"  # a mutable default persists across calls
         if callee.own is not None and names:
             own, kind = names[0], source.class_of(function)
             roots[own] = callee.own

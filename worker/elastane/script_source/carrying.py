@@ -71,8 +71,8 @@ def carried_values(
     loop begins; with them, functions of other files are followed too, and branches that the script's options
     rule out are skipped. kinds: restricts
     what is looked for. setters: functions that write to param_groups, and the key. counting: attributes of
-    the model that its own methods change in every turn, as the loop writes them, and where. inputs: of the
-    training, if the loop is one over epochs.
+    the model that its own methods change in every turn, as the loop writes them, and where. inputs: the
+    training loop's inputs, if `loop` is a loop over epochs.
     """
     home = _home(tree, loop)
     function = home if isinstance(home, Function) else None

@@ -35,7 +35,7 @@ _STRUCTURE: Final = frozenset(
     | {"register_buffer", "register_parameter", "add_module", "keys", "bfloat16", "type", "to_empty"}
     | {"share_memory", "compile"}
 )
-#: Beginnings of names of methods that scripts write for the same: `get_criterion`, `init_hidden`.
+#: Name prefixes of such methods in user scripts: `get_criterion`, `init_hidden`.
 _STRUCTURE_PREFIXES: Final = ("get_", "init_", "num_", "trainable_", "param_")
 #: Attributes of modules and parameters that have no effect here, or are checked during training.
 _OTHERS: Final = frozenset({"grad", "data", "training"})

@@ -1,7 +1,7 @@
-"""Imports with which a script begins.
+"""Finds the imports at the start of a script, which a preloaded worker may run ahead of time.
 
-What comes before its first other statement may be imported ahead of time, in the same order: nothing of the
-script lies between that an import could depend on, such as a variable of the environment or a seed.
+Only imports before the script's first other statement qualify, in their order: a later import could depend on
+what the script has done, such as setting an environment variable or a seed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable
 def leading_imports(tree: ast.Module, is_installed: Callable[[str], bool]) -> list[str]:
     """Return the modules that a script imports before anything else, in its order.
 
-    Ends at the first other statement, and at the first import that `is_installed` denies of its top-level
-    package: a module of the user's own may do anything when it is imported.
+    Stops at the first other statement, and at the first import whose top-level package is not `is_installed`:
+    the user's own modules may do anything when they are imported.
     """
     names: list[str] = []
     for number, node in enumerate(tree.body):

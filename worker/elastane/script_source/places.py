@@ -92,7 +92,7 @@ def _is_script_file(filename: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _library_prefixes() -> tuple[str, ...]:
-    """Return how the names of files in libraries begin."""
+    """Return the path prefixes of library files."""
     return tuple(f"{folder}/" for folder in _library_folders())
 
 

@@ -1,4 +1,4 @@
-"""Finds classes of other training libraries that would train in each worker by itself."""
+"""Finds classes of other training libraries that would train independently in each worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from elastane.script_source.places import tree_of
 from elastane_common.errors import UnsupportedError
 
-#: By package, classes that train. Each has a counterpart, or a way to do without it: `_hint`.
+#: Training classes by package; `_hint` names the replacement for each.
 TRAINING_CLASSES: Final = {
     "accelerate": ("Accelerator",),
     "transformers": ("Trainer", "Seq2SeqTrainer"),
@@ -18,12 +18,12 @@ TRAINING_CLASSES: Final = {
     "pytorch_lightning": ("Trainer",),
     "lightning_fabric": ("Fabric",),
 }
-#: Files of a script that are read; a larger one is not judged.
+#: Maximum size of a script file that is analysed, in bytes; larger files are skipped.
 FILES_MAX: Final = 200
 
 
 class PlainLibraryError(UnsupportedError):
-    """A script uses the class of another library that trains, in an elastic job."""
+    """A script in an elastic job uses another library's training class."""
 
     code = "ELA368"
 
@@ -38,7 +38,7 @@ def plain_library_error(place: str, library: str, name: str) -> PlainLibraryErro
 
 
 def own_strategy_error(place: str) -> PlainLibraryError:
-    """Return the error for a script in which Lightning starts the processes of its own "ddp" at `place`."""
+    """Return the error for a script whose Lightning Trainer starts its own "ddp" processes at `place`."""
     return PlainLibraryError(
         f"{place} uses a strategy of Lightning's own, which would start its own processes in each worker",
         hint=_hint("lightning", "Trainer"),
@@ -49,7 +49,7 @@ def own_strategy_error(place: str) -> PlainLibraryError:
 def find_plain_class(script: str) -> tuple[str, str, str] | None:
     """Return place, library and name of the first such class in a script and the modules beside it.
 
-    None if one of these files imports Elastane: the class may be used beside the job.
+    Returns None if one of these files imports Elastane: the class may then be used outside of the job.
     """
     found, waiting, seen = None, [Path(script)], {Path(script)}
     while waiting:
@@ -71,7 +71,7 @@ def find_plain_class(script: str) -> tuple[str, str, str] | None:
 def plain_class(tree: ast.Module) -> tuple[int, str, str] | None:
     """Return line, library and name of the first such class that a file uses.
 
-    None also for a file that imports Elastane: it may use them beside its job.
+    Returns None also for a file that imports Elastane: it may use the class outside of its job.
     """
     if uses_elastane(tree):
         return None
@@ -114,7 +114,7 @@ def _hint(library: str, name: str) -> str:
 
 
 def _root(node: ast.expr) -> str:
-    """Return the name that a chain of attributes begins with; empty if it begins otherwise."""
+    """Return the name at the start of a chain of attributes; "" if it starts with another expression."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
@@ -143,7 +143,7 @@ def _modules_beside(tree: ast.Module, path: Path, folder: Path) -> Iterator[Path
 
 
 def _files_of(folder: Path, parts: list[str]) -> Iterator[Path]:
-    """Yield the files that are run when the module of these names is imported from a folder."""
+    """Yield the files that importing the dotted name `parts` from `folder` runs."""
     for part in parts:
         if (file := folder / f"{part}.py").is_file():
             yield file

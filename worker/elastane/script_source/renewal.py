@@ -1,4 +1,4 @@
-"""Values that a loop's body makes anew when a size differs: `if mask is None or mask.size(0) != len(x)`."""
+"""Recognises values rebuilt when a size changes: `if mask is None or mask.size(0) != len(x)`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LIBRARIES: Final = frozenset({"torch", "np", "numpy", "nn.Transformer", "torch.
 def renews(test: ast.expr, target: ast.expr, value: ast.expr, callees: Callees, scope: Scope) -> bool:
     """Return True for `if mask is None or mask.size(0) != len(x): mask = make(len(x))`.
 
-    Such a value is the same as if it were made in every turn, so it carries nothing. This is certain only
-    if it is made by a pure function from nothing but the sizes that the condition compares.
+    Such a value is the same as if it were rebuilt in every turn, so it carries no state. This holds only if
+    a pure function makes it from nothing but the sizes that the condition compares.
     """
     name = dotted(target)
     tests = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]

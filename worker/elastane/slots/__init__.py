@@ -1,1 +1,1 @@
-"""What workers and parameter servers say to each other about slots: frames on sockets."""
+"""Protocol between workers and parameter servers: frames on sockets, and their client."""

@@ -1,8 +1,8 @@
-"""A caller's connection to one parameter server: many requests in flight, answers in any order.
+"""A client's connection to one parameter server: many requests in flight, answers in any order.
 
-One thread reads answers, and completes each request's future; a body is read straight into the memory that
-the request names. Requests are written by whoever sends them, one at a time. A connection that breaks fails
-all that are in flight, and is not opened again: who owns a slot then is the map's affair.
+One thread reads answers and completes the futures of requests; a body is read directly into the memory that
+the request names. The calling thread writes its request; one caller writes at a time. A connection that
+breaks fails all requests in flight and is not reopened, because the slot map may name another owner by then.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ from elastane.slots.handshake import HANDSHAKE_SECONDS, greet
 from elastane.slots.wire import Piece, read_header, read_into, read_prefix, write_frame
 from elastane_common.errors import ElastaneError
 
-#: Limit of opening a connection.
+#: Time limit for opening a connection, in seconds.
 CONNECT_SECONDS: Final = 5.0
 
-#: Given an answer's header and the length of its body, returns where it goes: memory, in order, of that
-#: length together. Raises SlotFrameError to break the connection.
+#: Given an answer's header and body length, returns memory for the body: buffers, in order, of that total
+#: length. Raises SlotFrameError to break the connection.
 Into = Callable[[Header, int], Sequence[memoryview]]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer. body: what `Into` returned, filled."""
+    """An answer. body: the buffers that `Into` returned, filled."""
 
     header: Header
     body: Sequence[memoryview]
 
 
 def anywhere(header: Header, size: int) -> Sequence[memoryview]:
-    """New memory for any body that a frame may have."""
+    """Return new memory for a body of any permitted size."""
     return [memoryview(bytearray(size))] if size else []
 
 
 class PsConnection:
-    """address: "host:port"; secret: of the server, from the map. Raises PsHandshakeError, OSError.
+    """A connection. address: "host:port". secret: the server's, from the map.
 
-    broken: called once from a thread of its own when the connection has ended, unless by `close`.
+    broken: called once, from a separate thread, when the connection ends other than by `close`. Raises
+    PsHandshakeError, OSError.
     """
 
     def __init__(
@@ -64,12 +65,15 @@ class PsConnection:
 
     @property
     def error(self) -> Exception | None:
-        """What has ended the connection; None while it stands."""
+        """The error that ended the connection; None while it is open."""
         return self._error
 
     def send(self, header: Header, body: Sequence[Piece] = (), into: Into = anywhere) -> Future[Reply]:
-        """Send a request; its memory must not change until the answer. The future has the answer, or fails
-        with the error that broke the connection, or that the server named."""
+        """Send a request, whose memory must not change until the answer.
+
+        The returned future has the answer, or fails with the error that broke the connection or that the
+        server reported.
+        """
         future: Future[Reply] = Future()
         with self._sending:
             with self._state:
@@ -91,7 +95,7 @@ class PsConnection:
         return future
 
     def tell(self, header: Header, body: Sequence[Piece] = ()) -> None:
-        """Send what is not answered. Raises SlotFrameError if the connection has ended."""
+        """Send a message that has no answer. Raises SlotFrameError if the connection has ended."""
         with self._sending:
             if self._error is not None:
                 raise self._error
@@ -128,7 +132,7 @@ class PsConnection:
                     read_into(self._socket, memory)
                 with self._state:
                     is_pending = self._pending.pop(prefix.number, None) is not None
-                if is_pending:  # else `close` has failed it meanwhile
+                if is_pending:  # otherwise `close` has already failed it
                     future.set_result(Reply(header, body))
             raise SlotFrameError(f"{self.address} closed the connection")
         except (OSError, ElastaneError) as error:
@@ -145,7 +149,7 @@ class PsConnection:
             self._error = error
             pending, self._pending = self._pending, {}
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # closed by the thread that reads from it
+            self._socket.shutdown(socket.SHUT_RDWR)  # the reading thread closes it
         for future, _ in pending.values():
             future.set_exception(error)
         if self._broken_call is not None and not self._closing:

@@ -5,9 +5,9 @@
     header   MessagePack of the kind's struct below, read strictly
     body     sections in the order of the header, each at a multiple of 64 bytes, zeros between them
 
-An answer repeats the number of its request; a connection counts its requests from 1, and answers come in any
-order. What a body must be long follows from header and model, so a receiver checks it before it has memory
-for it. Not encrypted, as messages between workers are not (docs/security.md).
+An answer repeats the number of its request; requests of a connection are numbered from 1, and answers come in
+any order. The length of a body follows from header and model, so a receiver checks it before it allocates
+memory. Like messages between workers, frames are not encrypted (docs/security.md).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ PREFIX_BYTES: Final = _PREFIX.size
 
 
 class SlotFrameError(ElastaneError):
-    """A frame is malformed, or the connection broke before an answer; nothing of it was used."""
+    """A frame is malformed, or the connection broke before an answer; no part of it was used."""
 
     code = "ELA486"
 
 
 class PsMemoryError(SlotFrameError):
-    """A parameter server has no memory for new rows or dense tensors; nothing of the request was done."""
+    """A parameter server has no memory for new rows or dense tensors; no part of the request was done."""
 
     code = "ELA490"
 
 
 class Kind(IntEnum):
-    """What a frame is; an answer's number is its request's plus one."""
+    """Kind of a frame; the kind of an answer is that of its request plus one."""
 
     PULL = 1
     PULLED = 2
@@ -65,7 +65,7 @@ class Kind(IntEnum):
     ERROR = 63
 
 
-#: Answers to pulls and pushes of one slot: 0, or the number of a verdict.
+#: Codes of a slot's answers to pulls and pushes: 0, or the number of a verdict.
 CODE_OK: Final = 0
 CODE_UNINITIALISED: Final = 20
 CODE_INVALID: Final = 21
@@ -105,7 +105,7 @@ class Pull(_Header):
 
 
 class PulledSlot(_Header):
-    """code: CODE_OK, or why there is nothing of this slot. size: bytes of its sections."""
+    """code: CODE_OK, or the reason why the slot has no data here. size: bytes of its sections."""
 
     slot: int
     code: int
@@ -115,14 +115,14 @@ class PulledSlot(_Header):
 
 
 class Pulled(_Header):
-    """Body: for each slot its blocks, then its rows. generation: of the answerer's map."""
+    """Body: for each slot its blocks, then its rows. generation: of the server's map."""
 
     generation: int
     slots: list[PulledSlot]
 
 
 class PushSlot(_Header):
-    """life, version: as pulled; life -1 for a name alone. blocks: bitmap. size: bytes of its sections."""
+    """life, version: as pulled; life -1 to push only the name. blocks: bitmap. size: of its sections."""
 
     slot: int
     life: int
@@ -133,8 +133,10 @@ class PushSlot(_Header):
 
 
 class Push(_Header):
-    """Body: for each slot the gradients. rates: by group. names: slots to which the name goes alone. pulls,
-    later: with a journal (JournalEntry)."""
+    """Body: for each slot the gradients. rates: by group. names: slots that get only the task's name.
+
+    pulls, later: only with a journal (JournalEntry).
+    """
 
     generation: int
     lease: int
@@ -150,7 +152,7 @@ class Push(_Header):
 
 
 class PushedSlots(_Header):
-    """What several slots say. code: number of a verdict, CODE_UNINITIALISED or CODE_INVALID."""
+    """The same answer of several slots. code: a verdict's number, CODE_UNINITIALISED or CODE_INVALID."""
 
     slots: list[int]
     code: int
@@ -160,14 +162,14 @@ class PushedSlots(_Header):
 
 
 class Pushed(_Header):
-    """Answers of all slots of the push, each once."""
+    """Answers of all slots of the push; each slot occurs once."""
 
     generation: int
     answers: list[PushedSlots]
 
 
 class Init(_Header):
-    """Initial values of blocks: the first to come count. digest: of the model's, as registered."""
+    """Initial values of blocks; the first ones received are used. digest: of the registered values."""
 
     generation: int
     digest: bytes
@@ -182,7 +184,7 @@ class Inited(_Header):
 
 
 class CopyBegin(_Header):
-    """A slot begins to come. begun: as in the map. move: to be owned; else to be backed up."""
+    """Start of a copy of a slot. begun: as in the map. move: True for a new owner, False for a backup."""
 
     generation: int
     sender: str
@@ -201,7 +203,7 @@ class CopyPart(_Header):
 
 
 class CopyEnd(_Header):
-    """The slot is complete. parts: number of CopyPart; digest: SHA-256 of their bodies and of the record."""
+    """End of a copy. parts: number of CopyPart frames. digest: SHA-256 of their bodies and of the record."""
 
     slot: int
     begun: int
@@ -217,7 +219,7 @@ class CopyDone(_Header):
 
 
 class Replicate(_Header):
-    """A push that the owner has applied, making `version`. Body: the gradients."""
+    """A push that the owner has applied, resulting in `version`. Body: the gradients."""
 
     generation: int
     sender: str
@@ -255,14 +257,14 @@ class ReplicateClose(_Header):
 
 
 class Replicated(_Header):
-    """All up to here of this slot is applied."""
+    """Acknowledges all messages of this slot up to this number."""
 
     slot: int
     version: int
 
 
 class Inspect(_Header):
-    """Asks for a slot's record, for audits."""
+    """Requests a slot's record, for audits."""
 
     slot: int
 
@@ -278,7 +280,7 @@ class Inspected(_Header):
 
 
 class Error(_Header):
-    """What was wrong with the connection's last frame."""
+    """The error in the connection's last frame."""
 
     code: str
     message: str
@@ -327,7 +329,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 class Prefix(msgspec.Struct, frozen=True):
-    """What a prefix says. crc: of the header."""
+    """Contents of a prefix. crc: of the header."""
 
     kind: Kind
     number: int

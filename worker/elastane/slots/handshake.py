@@ -3,9 +3,9 @@
     caller -> server   greeting, nonce          server -> caller   nonce
     caller -> server   proof of the secret      server -> caller   proof of the secret
 
-The master derives the secret from the key in the server's PsHello and tells it to the job's workers and
-servers (elastane_proto.rendezvous.group_secret). All messages have a fixed length, so a stranger cannot have
-anything buffered. Frames that follow are neither encrypted nor signed.
+The master derives the secret from the key in the server's PsHello and sends it to the job's workers and
+servers (elastane_proto.rendezvous.group_secret). All messages have a fixed length, so a stranger cannot make
+the server buffer data. Frames that follow are neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Final
 from elastane_common.errors import ElastaneError
 
 GREETING: Final = b"elastane slots 1\n"
-#: Limit of a handshake.
+#: Time limit of a handshake, in seconds.
 HANDSHAKE_SECONDS: Final = 10.0
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 
 
 class PsHandshakeError(ElastaneError):
-    """The other end of a connection speaks another protocol, or does not know the secret."""
+    """The peer speaks another protocol, or does not know the secret."""
 
     code = "ELA491"
 

@@ -1,4 +1,4 @@
-"""Slot maps and settings in the master's messages."""
+"""Converts slot maps and settings from the master's messages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _WIRES: Final[dict[int, Wire]] = {job_pb2.PS_WIRE_BFLOAT16: "bfloat16"}
 
 @dataclass(frozen=True)
 class ToldMap:
-    """A map with where its processes are. sources: by slot, the checkpoint that it goes back to, or "".
+    """A map with the addresses of its processes. sources: by slot, the checkpoint to restore from, or "".
 
-    addresses: by process, where it listens and its secret. draining: processes that are to go.
+    addresses: address and secret by process. draining: processes that shall leave.
     """
 
     map: SlotMap
@@ -26,7 +26,7 @@ class ToldMap:
 
 
 def map_from_proto(message: ps_pb2.SlotMap) -> ToldMap:
-    """Read a map."""
+    """Convert a map from its message."""
     places = tuple(
         SlotPlace(
             owner=place.owner,
@@ -50,5 +50,5 @@ def map_from_proto(message: ps_pb2.SlotMap) -> ToldMap:
 
 
 def wire_of(settings: ps_pb2.PsSettings) -> Wire:
-    """Form of float32 values in messages."""
+    """Return the type in which float32 values are sent."""
     return _WIRES.get(settings.wire, "float32")

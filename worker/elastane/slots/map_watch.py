@@ -1,4 +1,4 @@
-"""A worker's newest slot map, as the master tells it."""
+"""Follows the newest slot map of the master, for a worker."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from elastane_proto.v1 import ps_pb2, ps_pb2_grpc
 
 
 class MapWatch:
-    """Keeps the newest map in a thread of its own. Thread-safe; `close` ends it.
+    """Follows the map in its own thread. Thread-safe; `close` ends it.
 
-    client: of the master; the watch owns it. first: the map that the worker has from its registration.
+    client: of the master; owned by the watch. first: the map received at registration.
     """
 
     def __init__(self, client: MasterClient, job: str, worker_id: str, first: ps_pb2.SlotMap) -> None:
@@ -29,14 +29,14 @@ class MapWatch:
 
     @property
     def newest(self) -> ToldMap:
-        """The newest map. Raises the error that has ended the watch."""
+        """The newest map. Raises the error that ended the watch, if any."""
         with self._changed:
             if self._error is not None:
                 raise self._error
             return self._told
 
     def beyond(self, generation: int, seconds: float) -> ToldMap:
-        """Wait for a map after `generation`, at most so long; return the newest. Raises as `newest`."""
+        """Wait up to `seconds` for a map newer than `generation`; return the newest. Raises as `newest`."""
         until = time.monotonic() + seconds
         with self._changed:
             while self._told.map.generation <= generation and self._error is None:
@@ -61,7 +61,7 @@ class MapWatch:
             for response in self._client.subscribe(ps_pb2_grpc.SlotServiceStub, "WatchMap", request):
                 told = map_from_proto(response.map)
                 with self._changed:
-                    # The numbers of maps never go back; an older one comes from a master that was replaced.
+                    # Generations never decrease; an older map comes from a master that has been replaced.
                     if told.map.generation > self._told.map.generation:
                         self._told = told
                         self._changed.notify_all()

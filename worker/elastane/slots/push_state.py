@@ -1,8 +1,8 @@
-"""What a worker does after a slot's answer to a push or a pull. Pure.
+"""State of a push: decides what a worker does after each slot's answer. Pure.
 
-A task is done when every slot has said that it has it, and is reported with the sum of the lives in those
-answers. The same bytes are sent again, under the same name, to whoever the newest map names, as long as a
-slot's answer is not final.
+A task is done when every slot has confirmed it; its report contains the sum of the lives in these answers. As
+long as a slot's answer is not final, the same bytes are sent again, under the same name, to the owner in the
+newest map.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from elastane.slots.access import PushOutcome
 from elastane.slots.frames import CODE_OK, CODE_UNINITIALISED, VERDICTS, SlotFrameError
 from elastane_slots.pushes import AGAIN_VERDICTS, DONE_VERDICTS, RETURNED_VERDICTS, Verdict
 
-#: Between two tries, without a newer map: doubles from the first to the last.
+#: Seconds between two attempts without a newer map: doubles from the first value to the last.
 AGAIN_SECONDS_MIN: Final = 0.005
 AGAIN_SECONDS_MAX: Final = 0.1
-#: Why a task is given back.
+#: Reason for giving a task back.
 REASONS: Final = {
     Verdict.RESTORED: "slot {} went back to a snapshot after the lease, or the lease has ended",
     Verdict.TOO_OLD: "slot {} has applied too many tasks since the pull",
@@ -25,12 +25,12 @@ REASONS: Final = {
 
 
 def pause_seconds(rounds: int) -> float:
-    """Return how long to wait for a newer map before the same is asked again. rounds: without an answer."""
+    """Return the seconds to wait for a newer map before asking again. rounds: so far without an answer."""
     return float(min(AGAIN_SECONDS_MAX, AGAIN_SECONDS_MIN * 2 ** min(rounds, 10)))
 
 
 def verdict_of(code: int) -> Verdict | None:
-    """Return the verdict of a number; None for CODE_OK and CODE_UNINITIALISED. Raises SlotFrameError."""
+    """Return the verdict for a code; None for CODE_OK and CODE_UNINITIALISED. Raises SlotFrameError."""
     if code in (CODE_OK, CODE_UNINITIALISED):
         return None
     if not 1 <= code <= len(VERDICTS):
@@ -39,9 +39,9 @@ def verdict_of(code: int) -> Verdict | None:
 
 
 class PushState:
-    """A push on its way to `slots`, all slots of the model.
+    """A push in progress to `slots`, all slots of the model.
 
-    open: slots without a final answer. uninitialised: those of them that need their initial values first.
+    open: slots without a final answer. uninitialised: open slots that need their initial values first.
     """
 
     def __init__(self, slots: Iterable[int]) -> None:
@@ -56,9 +56,9 @@ class PushState:
 
     @property
     def outcome(self) -> PushOutcome | None:
-        """What becomes of the task; None while it is not known.
+        """The outcome of the task; None while it is unknown.
 
-        A task that any slot refuses is over: what others still say changes nothing.
+        The first refusal by any slot decides it; later answers change nothing.
         """
         if self._closed:
             return PushOutcome("closed")
@@ -73,9 +73,9 @@ class PushState:
     def answered(
         self, slots: Sequence[int], code: int, life: int, version: int, staleness: int, generation: int = 0
     ) -> None:
-        """Take the answer of slots. generation: of the map that it was given by.
+        """Process an answer of slots. generation: of the map under which it was given.
 
-        Raises SlotFrameError for one that no parameter server gives.
+        Raises SlotFrameError for an answer that no parameter server would give.
         """
         if code == CODE_UNINITIALISED:
             self.uninitialised.update(slots)

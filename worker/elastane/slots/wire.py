@@ -1,4 +1,4 @@
-"""Frames on a socket: written from many pieces of memory, read into one that the receiver chooses."""
+"""Frames on a socket: written from many buffers, read into memory that the receiver chooses."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from elastane.slots.frames import (
 )
 
 Piece = bytes | bytearray | memoryview
-#: Pieces of one call to the kernel.
+#: Maximum number of buffers in one system call.
 _PIECES: Final = 512
-#: Pieces of fewer bytes are joined first: that takes less time than telling the kernel of each.
+#: Buffers below this size in bytes are joined first, which is faster than passing each to the kernel.
 _JOINED_BYTES: Final = 2**18
 _ALIGNMENT_BYTES: Final = 64
 _ZEROS: Final = bytes(_ALIGNMENT_BYTES)
 
 
 def pad(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return sections with zeros after each, up to the next multiple of 64 bytes."""
+    """Return sections, each padded with zeros to a multiple of 64 bytes."""
     padded: list[Piece] = []
     for piece in pieces:
         if len(piece):
@@ -37,9 +37,9 @@ def pad(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def write_frame(connection: socket.socket, header: Header, number: int, body: Sequence[Piece] = ()) -> int:
-    """Write a frame and return its bytes. body: bytes in order, padded already. Raises OSError.
+    """Write a frame; return its size in bytes. body: buffers in order, already padded. Raises OSError.
 
-    The caller excludes other writers.
+    The caller must exclude other writers.
     """
     front = encode(header, number, sum(map(len, body)))
     total = len(front) + sum(map(len, body))
@@ -74,7 +74,10 @@ def read_header(connection: socket.socket, prefix: Prefix) -> Header:
 
 
 def read_into(connection: socket.socket, memory: memoryview, *, may_end: bool = False) -> bool:
-    """Fill memory. Raises SlotFrameError if it ends early; may_end: False if it ends at once."""
+    """Fill memory from the socket. Raises SlotFrameError if the stream ends early.
+
+    may_end: return False instead if it ends before the first byte.
+    """
     filled = 0
     while filled < len(memory):
         try:

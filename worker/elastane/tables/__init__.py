@@ -1,4 +1,4 @@
-"""Weights of slots, at parameter servers: blocks, rows, their optimizers, and their files.
+"""Weights of slots at parameter servers: blocks, rows, their optimizers and files.
 
-No socket, no thread and no lock: whoever holds a slot's lock calls.
+Contains no sockets, threads or locks; callers hold the slot's lock.
 """

@@ -1,8 +1,9 @@
-"""Optimizers of dense blocks: torch.optim's own functions, on tensors that are parts of the model's.
+"""Optimizers of dense blocks: torch.optim's functions applied to parts of the model's tensors.
 
-They work element by element, and a block begins at a multiple of a vector register, so a tensor that is cut
-into blocks gets the bits that the stock optimizer gives the whole. That holds for the single-tensor forms on
-one thread. A block has its own count of steps: its tensor may have had no gradient in some tasks.
+These work element by element, and blocks begin at multiples of a vector register, so a tensor divided into
+blocks gets the same bits as the whole tensor under the stock optimizer. This holds for the single-tensor
+implementations on one thread. Each block counts its own steps, as its tensor may lack a gradient in some
+tasks.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-#: States of a rule, each like the block.
+#: Names of a rule's states; each has the shape and dtype of the block.
 STATES: Final = {"sgd": 1, "adagrad": 1, "adam": 2, "adamw": 2}
 
 
 class BlockState:
-    """Values of one block, and what its optimizer keeps. states: empty before the first step."""
+    """Values and optimizer state of one block. states: empty before the first step."""
 
     __slots__ = ("states", "steps", "values")
 
@@ -31,7 +32,7 @@ class BlockState:
         self.steps = 0
 
     def prepare(self, rule: str, numbers: Sequence[float]) -> None:
-        """Allocate what the first step needs. SGD's momentum begins as a copy of the gradient, in `step`."""
+        """Allocate the states for the first step. `step` creates SGD's momentum, a copy of the gradient."""
         if self.states or rule == "sgd":
             return
         if rule == "adagrad":
@@ -40,7 +41,7 @@ class BlockState:
             self.states = [torch.zeros_like(self.values), torch.zeros_like(self.values)]
 
     def step(self, rule: str, gradient: Tensor, numbers: Sequence[float]) -> None:
-        """Apply a gradient. numbers: as `rates.NAMES` has them."""
+        """Apply a gradient. numbers: in the order of `rates.NAMES`."""
         if rule == "sgd":
             self._sgd(gradient, numbers)
             self.steps += 1

@@ -1,9 +1,9 @@
 """Arrays that grow in place.
 
-Doubling an array by a copy needs three times its memory for a moment. Large ones are therefore mappings of
-their own, which the kernel moves without copying, and of which only what was written to takes memory. Small
-ones are ordinary arrays, as a process has a limited number of mappings (65,530 in Linux); each leaves a hole
-in the heap when it has become too small.
+Doubling an array by copying temporarily needs three times its memory. So large arrays are separate memory
+mappings, which the kernel can move without copying, and of which only written pages take memory. Small ones
+are ordinary arrays, because the number of mappings of a process is limited (65,530 in Linux); each leaves a
+hole in the heap when it is outgrown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-#: From this size on an array is a mapping; from the other one on where the process has that many.
+#: Minimum size of a mapping in bytes: usually, and once the process has many mappings.
 MAPPED_BYTES: Final = 2**16
 MAPPED_BYTES_OF_MANY: Final = 2**18
 MAPPINGS_MANY: Final = 16_384
@@ -24,7 +24,7 @@ _mapped: WeakSet[GrowingArray] = WeakSet()
 
 
 class GrowingArray:
-    """`length` entries of `width` elements each, or of one if width is 0; new ones are zero."""
+    """An array of `length` entries with `width` elements each, or one if width is 0; new entries are zero."""
 
     def __init__(self, dtype: DTypeLike, width: int = 0) -> None:
         self.dtype = np.dtype(dtype)
@@ -36,16 +36,16 @@ class GrowingArray:
 
     @property
     def array(self) -> NDArray[Any]:
-        """The entries. A view kept until the next `extend` has that raise BufferError."""
+        """View of the entries. If a view still exists at the next `extend`, that raises BufferError."""
         return self._all[: self.length]
 
     @property
     def bytes(self) -> int:
-        """Bytes of the entries."""
+        """Size of the entries in bytes."""
         return self.length * self._entry_bytes
 
     def extend(self, count: int) -> None:
-        """Append `count` entries of zeros. Raises MemoryError, and has the same length then."""
+        """Append `count` entries of zeros. Raises MemoryError and leaves the array unchanged."""
         wanted = self.length + count
         if wanted > len(self._all):
             self._reserve(max(wanted, len(self._all) + len(self._all) // 4))
@@ -63,7 +63,7 @@ class GrowingArray:
         try:
             if self._map is None:
                 mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                # Huge pages would round every array up to two megabytes.
+                # Huge pages would round the size of every array up to two megabytes.
                 mapped.madvise(mmap.MADV_NOHUGEPAGE)
                 larger = self._viewed(mapped)
                 larger[: self.length] = self.array

@@ -1,13 +1,13 @@
-"""What was applied to slots, in its order, so that an asynchronous run can be repeated.
+"""Journal of the pushes applied to slots, in order, from which an asynchronous run can be replayed.
 
     journal/PROCESS/model     PsWelcome, with the model and the settings of the job
     journal/PROCESS/NUMBER    a segment: magic, records
                               a record: length and crc32, 4 bytes each; MessagePack (`journal_records`)
 
-A process writes down every push that it applies, as owner or as backup, before anybody can see it; what two
-processes write of one push is equal. On a disk segments grow record by record. Object stores cannot append:
-segments are written as a whole there, and what a process had not written when it died is missing, unless a
-backup has it.
+A process records every push that it applies, as owner or as backup, before the push becomes visible; two
+processes write equal records of a push. On a disk, segments grow record by record. Object stores cannot
+append, so there segments are written as a whole, and records that a process had not written when it died are
+missing unless a backup has them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from elastane_common.storage import Folder
 FOLDER: Final = "journal"
 MODEL: Final = "model"
 MAGIC: Final = b"elastane-journal-2\n"
-#: The next segment begins when one has so many bytes.
+#: Size in bytes at which a segment ends and the next begins.
 SEGMENT_BYTES: Final = 2**20
 SEGMENT_BYTES_MAX: Final = 2**26
 
@@ -32,9 +32,9 @@ def segment_path(process: str, number: int) -> str:
 
 
 class JournalReading:
-    """Reads the journal of a job's folder. torn: segments that end in the middle of a record.
+    """Reads the journal in a job's folder. torn: segments that end in the middle of a record.
 
-    A process that dies while it writes leaves such a one; nobody has seen that push.
+    A process that dies while it writes leaves such a segment; the incomplete push was never visible.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -49,7 +49,7 @@ class JournalReading:
                 self._segments.setdefault(process, []).append(number)
 
     def models(self) -> Iterator[bytes]:
-        """Return what each process has written of the model. Raises JournalError if one has not."""
+        """Yield the model as recorded by each process. Raises JournalError if a process lacks it."""
         if not self._segments:
             raise JournalError(
                 f"there is no journal in {self._folder.url}",
@@ -59,7 +59,7 @@ class JournalReading:
             yield self._read(f"{process}/{MODEL}")
 
     def records(self) -> Iterator[Record]:
-        """Return the records of all processes, each process's in its order.
+        """Return the records of all processes, in order within each process.
 
         Raises JournalError if a segment is missing or damaged.
         """

@@ -1,4 +1,4 @@
-"""What is written of an asynchronous run, so that it can be computed again. Pure."""
+"""Records of the journal of an asynchronous run. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class JournalError(ElastaneError):
 
 
 class JournalEntry(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A push that made `version` out of the version before, in a slot.
+    """A push that took a slot from the previous version to `version`.
 
-    pulls: (life, version) of every slot in the task's first pull of it; -1, -1 if there was none. later: of
-    each request for weights after the first, (slot, life, version). rates: by group. scale: of learning
+    pulls: (life, version) of every slot at the task's first pull of it; (-1, -1) without one. later: (slot,
+    life, version) for each request for weights after the first. rates: by group. scale: factor of learning
     rates. generation: of the owner's map. digest: of the gradients (`push_digest`).
     """
 
@@ -43,7 +43,7 @@ class JournalEntry(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class LifeBegun(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A slot began a life with what it was at `version` in the life `before`; -1: with initial values."""
+    """Start of a slot's life, from its state at `version` of the life `before`; -1: from initial values."""
 
     slot: int
     life: int
@@ -58,7 +58,7 @@ _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
 def push_digest(blocks: bytes, rows: Sequence[tuple[int, int]], sections: Sequence[memoryview]) -> bytes:
-    """Return a digest of the gradients for a slot, as they travel."""
+    """Return a digest of the gradients for a slot, in the form in which they are sent."""
     digest = hashlib.blake2b(blocks, digest_size=16)
     digest.update(msgspec.msgpack.encode(rows))
     for section in sections:
@@ -67,7 +67,7 @@ def push_digest(blocks: bytes, rows: Sequence[tuple[int, int]], sections: Sequen
 
 
 def encode_record(record: Record) -> bytes:
-    """Return a record as it is in a segment."""
+    """Return a record as stored in a segment."""
     encoded = _encoder.encode(record)
     return len(encoded).to_bytes(4, "little") + zlib.crc32(encoded).to_bytes(4, "little") + encoded
 

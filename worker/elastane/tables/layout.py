@@ -1,11 +1,11 @@
-"""What a slot holds, and the sections of the messages that bring and take its values.
+"""Contents of a slot, and the sections of messages with its values.
 
-A message's body is a row of sections, each at a multiple of 64 bytes from the beginning, in the order of the
-slot's blocks and then of the tables:
+A message's body is a sequence of sections, each at a multiple of 64 bytes from the start, first in the order
+of the slot's blocks and then in that of the tables:
 
-    pull     ids of each table asked for          int64, any order
+    pull     ids for each requested table: int64, in any order
     pulled   blocks, then the rows in that order
-    push     gradients of the blocks of a bitmap, then for each table ids (int64, ascending), gradients
+    push     gradients of the blocks in a bitmap, then for each table ids (int64, ascending) and gradients
     initial  blocks
 """
 
@@ -27,7 +27,7 @@ from elastane_slots.placement import Block, RowPlacement
 
 ALIGNMENT_BYTES: Final = 64
 ID_BYTES: Final = 8
-#: Rows of one table in one part of a message.
+#: Maximum number of rows of one table in one part of a message.
 ROWS_MAX: Final = 2**27
 
 Ids = NDArray[np.int64]
@@ -37,12 +37,12 @@ Rows = Sequence[tuple[int, int]]
 
 
 class NonFiniteGradient(InvalidRequest):
-    """A gradient has a NaN or an infinity."""
+    """A gradient contains NaN or infinity."""
 
 
 @dataclass(frozen=True)
 class SlotTable:
-    """A table, as each slot has a part of it."""
+    """A table, of which each slot holds a part."""
 
     name: str
     rows: int
@@ -65,7 +65,7 @@ class RowGradients(msgspec.Struct, frozen=True):
 
 
 class PushPart(msgspec.Struct, frozen=True):
-    """A task's gradients for one slot. blocks: by position in the slot, 1-D tensors. Empty: a name alone."""
+    """A task's gradients for one slot. blocks: 1-D tensors by position in the slot. Empty: only the name."""
 
     blocks: dict[int, Values] = {}
     rows: tuple[RowGradients, ...] = ()
@@ -76,10 +76,10 @@ NAME_ALONE: Final = PushPart()
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Parts of one slot.
+    """Contents of one slot.
 
-    blocks: in the order of (tensor, number). tensors, dtypes: of each block. tables: of the model, all of
-    them. wire: "bfloat16" if float32 values travel so.
+    blocks: ordered by (tensor, number). tensors, dtypes: of each block. tables: all tables of the model.
+    wire: "bfloat16" if float32 values are sent in that type.
     """
 
     slot: int
@@ -91,7 +91,7 @@ class SlotLayout:
 
     @cached_property
     def dense_bytes(self) -> int:
-        """Bytes of the blocks' values."""
+        """Size of the blocks' values in bytes."""
         return sum(
             (block.end - block.start) * dtype.itemsize
             for block, dtype in zip(self.blocks, self.dtypes, strict=True)
@@ -99,7 +99,7 @@ class SlotLayout:
 
     @cached_property
     def bitmap_bytes(self) -> int:
-        """Bytes of a bitmap of the blocks: bit i of byte i // 8, from the lowest."""
+        """Size in bytes of a bitmap of the blocks: block i is bit i % 8 (from the lowest) of byte i // 8."""
         return (len(self.blocks) + 7) // 8
 
     @property
@@ -115,7 +115,7 @@ class SlotLayout:
         return [count * ID_BYTES for _, count in self._tables_asked(rows)]
 
     def pulled_sections(self, dense: bool, rows: Rows) -> list[int]:
-        """Bytes of the sections of what is pulled. Raises InvalidRequest."""
+        """Bytes of the sections of the pulled values. Raises InvalidRequest."""
         values = [count * self.wire_rows[table] for table, count in self._tables_asked(rows)]
         return [*(self._wire_blocks if dense else ()), *values]
 
@@ -127,7 +127,7 @@ class SlotLayout:
         return total
 
     def pulled_bytes(self, dense: bool, rows: Rows) -> int:
-        """Bytes of what is pulled, each section padded. Raises InvalidRequest."""
+        """Bytes of the pulled values, each section padded. Raises InvalidRequest."""
         total = self._padded_blocks if dense else 0
         for table, count in self._tables_asked(rows):
             total += padded(count * self.wire_rows[table])
@@ -166,16 +166,18 @@ class SlotLayout:
         return number.to_bytes(self.bitmap_bytes, "little") if number else b""
 
     def block_dtype(self, position: int) -> torch.dtype:
-        """Type of a block's values in messages."""
+        """Return the type of a block's values in messages."""
         return self._wire_dtype(self.dtypes[position])
 
     def row_dtype(self, table: int) -> torch.dtype:
-        """Type of a table's values in messages."""
+        """Return the type of a table's values in messages."""
         return self._wire_dtype(self.tables[table].dtype)
 
     def push_part(self, bitmap: bytes, rows: Rows, sections: Sequence[memoryview]) -> PushPart:
-        """Read a push out of its sections, whose sizes are those of `push_sections`; values are not copied
-        unless they travel in another type."""
+        """Read a push from its sections, whose sizes are those of `push_sections`.
+
+        Values are copied only if they were sent in another type.
+        """
         parts = iter(sections)
         blocks = {
             position: torch.frombuffer(next(parts), dtype=self.block_dtype(position)).to(
@@ -200,7 +202,7 @@ class SlotLayout:
         return PushPart(blocks, tuple(found))
 
     def push_message(self, part: PushPart) -> tuple[bytes, list[tuple[int, int]], list[memoryview]]:
-        """Inverse of `push_part`: bitmap, rows and sections, values in the type in which they travel."""
+        """Inverse of `push_part`: return bitmap, rows and sections, with values in the type that is sent."""
         rows = [(one.table, len(one.ids)) for one in part.rows]
         sections = [
             values_of(values, self.block_dtype(position)) for position, values in sorted(part.blocks.items())
@@ -212,7 +214,7 @@ class SlotLayout:
     def check_part(self, part: PushPart, *, finite: bool = True) -> None:
         """Raise InvalidRequest unless a push can be applied to this slot.
 
-        finite: refuse NaN and infinities, by NonFiniteGradient.
+        finite: also raise NonFiniteGradient for NaN and infinity.
         """
         for position, gradient in part.blocks.items():
             if not 0 <= position < len(self.blocks):
@@ -229,9 +231,9 @@ class SlotLayout:
             self._check_finite(part)
 
     def check_ids(self, table: int, ids: Ids, *, ascending: bool) -> None:
-        """Raise InvalidRequest unless these are ids of the table, in this slot.
+        """Raise InvalidRequest unless these are ids of the table in this slot.
 
-        ascending: also without repeats and padding, as in a push.
+        ascending: require ascending order without repeats and padding, as in a push.
         """
         told = self.tables[table]
         if not len(ids):
@@ -293,7 +295,7 @@ class SlotLayout:
 def push_messages(
     layouts: Sequence[SlotLayout], parts: Mapping[int, PushPart]
 ) -> dict[int, tuple[bytes, list[tuple[int, int]], list[memoryview]]]:
-    """`SlotLayout.push_message` of several slots: the rows of a table are converted together."""
+    """`SlotLayout.push_message` for several slots; converts the rows of a table together."""
     tables: dict[int, list[RowGradients]] = {}
     for part in parts.values():
         for one in part.rows:
@@ -325,8 +327,11 @@ def push_messages(
 def push_parts(
     layouts: Sequence[SlotLayout], told: Sequence[tuple[int, bytes, Rows, int]], body: memoryview
 ) -> list[PushPart]:
-    """`SlotLayout.push_part` of several slots, whose sections follow one another in `body`: the rows that all
-    have of a table are taken together. told: slot, bitmap, rows and padded bytes of each; checked before."""
+    """`SlotLayout.push_part` for several slots, whose sections follow one another in `body`.
+
+    The rows of a table in all slots are read together. told: (slot, bitmap, rows, padded bytes) of each slot,
+    already checked.
+    """
     parts: list[tuple[dict[int, Values], list[RowGradients]]] = []
     found: dict[int, tuple[list[int], list[int], list[memoryview], list[memoryview]]] = {}
     at = 0
@@ -366,7 +371,7 @@ def push_parts(
 
 
 def check_parts(parts: Sequence[tuple[SlotLayout, PushPart]]) -> None:
-    """`SlotLayout.check_part` of several slots, at once for the rows of all."""
+    """`SlotLayout.check_part` for several slots; checks the rows of all together."""
     if not _are_rows([(layout, one) for layout, part in parts for one in part.rows]):
         for layout, part in parts:
             layout.check_part(part)  # says what is wrong
@@ -397,7 +402,7 @@ def _are_rows(parts: Sequence[tuple[SlotLayout, RowGradients]]) -> bool:
 
 
 def are_ids(table: SlotTable, slots: NDArray[np.int64], ids: Ids) -> bool:
-    """True if these are ids of the table, each in its slot."""
+    """Return True if these are ids of the table, each in its slot."""
     if not len(ids):
         return True
     if int(ids.min()) < 0 or int(ids.max()) >= table.rows:
@@ -430,12 +435,12 @@ def drawn(
 
 
 def bytes_of(ids: Ids) -> memoryview:
-    """The bytes of ids."""
+    """Return the bytes of ids."""
     return np.ascontiguousarray(ids).data.cast("B") if len(ids) else memoryview(b"")
 
 
 def values_of(values: Values, dtype: torch.dtype) -> memoryview:
-    """The bytes of values in a type; not copied if it is theirs."""
+    """Return the bytes of values in a type; copied only if the type differs."""
     if not values.numel():
         return memoryview(b"")
     if values.dtype != dtype or dtype == torch.bfloat16:
@@ -444,7 +449,7 @@ def values_of(values: Values, dtype: torch.dtype) -> memoryview:
 
 
 def is_finite(values: torch.Tensor) -> bool:
-    """True if there is neither a NaN nor an infinity, in one pass where the sum of magnitudes is finite."""
+    """Return True if there is neither NaN nor infinity. One pass if the sum of magnitudes is finite."""
     if not values.numel():
         return True
     # x - x is 0 for finite x and NaN for others; a sum of these cannot overflow.
@@ -457,12 +462,12 @@ def padded(size: int) -> int:
 
 
 def padded_sum(sections: Iterable[int]) -> int:
-    """Bytes of sections, each padded to the alignment."""
+    """Return the bytes of sections, each padded to the alignment."""
     return sum(map(padded, sections))
 
 
 def cut(body: memoryview, sections: Sequence[int]) -> list[memoryview]:
-    """Return the sections of a body that begins with the first."""
+    """Divide a body into its sections."""
     parts, at = [], 0
     for size in sections:
         parts.append(body[at : at + size])

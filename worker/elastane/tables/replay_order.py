@@ -1,12 +1,12 @@
-"""In which order a run is computed again, from its journal. Pure.
+"""Determines from its journal in which order a run is replayed. Pure.
 
-A state of a slot is made from the state before by one push, which was computed from the states that its
-task pulled. From the states in which the run ended, `History.order` goes back to all that they need, also in
-lives that were lost since. Whatever is needed must be in the journal.
+One push takes a slot from one state to the next, and was computed from the states that its task had pulled.
+Starting with the final states of the run, `History.order` finds all states that they depend on, including
+those in lives that were lost. All of these must be in the journal.
 
-    free      updates whose state before nobody needs any more: made in place
-    next      a task all of whose pulls are there
-    forced    where neither is left: an update of which the state before is kept, as a copy
+    free      updates whose previous state is no longer needed: made in place
+    next      a task all of whose pulled states exist
+    forced    if neither is left: an update whose previous state is kept as a copy
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SlotState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """A task that a worker has computed under one lease. pulls: by request, the states by slot."""
+    """A task as computed by a worker under one lease. pulls: for each request, the states by slot."""
 
     lease: int
     dataset: str
@@ -47,7 +47,7 @@ class Execution:
 
 
 class Update(NamedTuple):
-    """What made a state. scale: of learning rates. digest: of the gradients."""
+    """The push that led to a state. scale: factor of learning rates. digest: of the gradients."""
 
     lease: int
     scale: float
@@ -57,7 +57,7 @@ class Update(NamedTuple):
 
 @dataclass
 class History:
-    """What a journal says."""
+    """Contents of a journal."""
 
     executions: dict[int, Execution] = field(default_factory=dict)
     _updates: dict[SlotState, list[Update]] = field(default_factory=lambda: defaultdict(list))
@@ -65,7 +65,7 @@ class History:
     _begun: dict[tuple[int, int], LifeBegun] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
-        """Take a record. Raises JournalError for one that contradicts another."""
+        """Add a record. Raises JournalError if it contradicts another."""
         if isinstance(record, LifeBegun):
             if self._begun.setdefault((record.slot, record.life), record) != record:
                 raise JournalError(
@@ -81,7 +81,7 @@ class History:
             there.append(update)
 
     def order(self, ends: Iterable[SlotState]) -> ReplayOrder:
-        """Return what has to be computed for the states in which a run ended. Raises JournalError."""
+        """Return the computations that lead to a run's final states. Raises JournalError."""
         updates, ends = self._valid(), list(ends)
         before: dict[SlotState, SlotState | None] = {}
         needed: dict[int, set[SlotState]] = {}
@@ -116,7 +116,7 @@ class History:
         return ReplayOrder(executions, needed, before, found, ends, self.origin)
 
     def origin(self, state: SlotState) -> SlotState:
-        """Return the state with the same weights in the life in which they were made."""
+        """Return the equal state in the life in which its weights were computed."""
         while (begun := self._begun.get((state.slot, state.life))) and begun.version == state.version:
             if begun.before < 0:
                 break
@@ -124,10 +124,10 @@ class History:
         return state if state.version else SlotState(state.slot, 0, 0)
 
     def _valid(self) -> dict[SlotState, Update]:
-        """Return what made each state.
+        """Return the update that led to each state.
 
-        An owner may have applied what its backup never got, and die: the backup's own pushes follow then,
-        of a map with a higher generation, and those of the dead owner count for nothing.
+        An owner may have applied pushes that its backup never received, and died. The backup's own pushes,
+        under a map with a higher generation, then replace those of the dead owner.
         """
         valid: dict[SlotState, Update] = {}
         for state, updates in self._updates.items():
@@ -142,7 +142,7 @@ class History:
 
 
 class Step(NamedTuple):
-    """An update to be made. keep: the state before is needed once more."""
+    """An update to make. keep: True if the previous state is still needed."""
 
     state: SlotState
     before: SlotState
@@ -151,9 +151,9 @@ class Step(NamedTuple):
 
 
 class ReplayOrder:
-    """What is to be computed next. `done` and `made` tell what was.
+    """Schedules the computations of a replay; `done` and `made` report progress.
 
-    ends: by the state asked for, its `origin`: the one with its weights. initial: states to begin with.
+    ends: requested final state -> its `origin`, the state that is computed. initial: states to start from.
     """
 
     def __init__(
@@ -170,11 +170,11 @@ class ReplayOrder:
         self._before, self._updates, self._pulled = before, updates, pulled
         self.initial = [state for state, earlier in before.items() if earlier is None]
         self.left = len(executions)
-        #: By execution, what it makes.
+        #: Updates made by each execution.
         self.makes: dict[int, list[SlotState]] = defaultdict(list)
         for state, update in updates.items():
             self.makes[update.lease].append(state)
-        #: By state, tasks that will pull it, and states that will be made of it.
+        #: For each state, the tasks that will pull it and the states that will be derived from it.
         self._readers: dict[SlotState, set[int]] = defaultdict(set)
         self._following: dict[SlotState, int] = defaultdict(int)
         for lease, states in pulled.items():
@@ -187,7 +187,7 @@ class ReplayOrder:
         self._made: set[SlotState] = set()
         self._ended: set[int] = set()
         self._missing = {lease: len(states) for lease, states in pulled.items()}
-        #: Tasks that can be computed, by data set; updates that can be made, the oldest first.
+        #: Tasks ready to be computed, by dataset; updates ready to be made, the oldest first.
         self._ready: dict[str, list[int]] = defaultdict(list)
         self._candidates: dict[SlotState, None] = {}
         self._next_of: dict[SlotState, list[SlotState]] = defaultdict(list)
@@ -201,23 +201,23 @@ class ReplayOrder:
             self.made(state)
 
     def free(self) -> Iterator[Step]:
-        """Take updates that need no copy."""
+        """Remove and return the updates that need no copy."""
         while free := [state for state in self._candidates if not self._is_needed(state)]:
             for state in free:
                 yield self._take(state, keep=False)
 
     def next(self, dataset: str) -> Execution | None:
-        """Take the first task of a data set that can be computed."""
+        """Remove and return the first task of a dataset that can be computed."""
         ready = self._ready[dataset]
         return self.executions[heapq.heappop(ready)] if ready else None
 
     def forced(self) -> Step | None:
-        """Take an update whose state before is needed once more."""
+        """Remove and return an update whose previous state is still needed."""
         state = next(iter(self._candidates), None)
         return None if state is None else self._take(state, keep=True)
 
     def done(self, lease: int) -> list[SlotState]:
-        """A task was computed. Return the states that nobody needs any more."""
+        """Record that a task was computed; return the states that are no longer needed."""
         self.left -= 1
         self._ended.add(lease)
         for state in self._pulled[lease]:
@@ -232,7 +232,7 @@ class ReplayOrder:
         ]
 
     def made(self, state: SlotState) -> None:
-        """A state is there."""
+        """Record that a state exists."""
         self._made.add(state)
         for lease in self._readers[state]:
             self._missing[lease] -= 1
@@ -243,11 +243,11 @@ class ReplayOrder:
                 self._candidates[following] = None
 
     def update(self, state: SlotState) -> Update:
-        """Return what makes a state."""
+        """Return the update that leads to a state."""
         return self._updates[state]
 
     def on_the_way(self) -> set[SlotState]:
-        """Return the states that are not of lives that were lost."""
+        """Return the states in lives that were not lost."""
         found: set[SlotState] = set()
         for end in self.ends.values():
             state: SlotState | None = end
@@ -257,7 +257,7 @@ class ReplayOrder:
         return found
 
     def datasets(self) -> list[str]:
-        """Data sets with tasks that are not computed yet."""
+        """Return the datasets with tasks that are not computed yet."""
         left = (one for lease, one in self.executions.items() if lease not in self._ended)
         return sorted({one.dataset for one in left})
 
@@ -265,7 +265,7 @@ class ReplayOrder:
         heapq.heappush(self._ready[self.executions[lease].dataset], lease)
 
     def _is_needed(self, state: SlotState) -> bool:
-        """True if what `state` is made of is needed for something else."""
+        """True if the previous state of `state` is needed for something else."""
         earlier = self._before[state]
         assert earlier is not None
         return bool(self._readers[earlier]) or self._following[earlier] > 1 or earlier in self._last

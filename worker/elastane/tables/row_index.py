@@ -1,7 +1,7 @@
-"""Places of rows by their ids: sorted arrays, 12 bytes a row.
+"""Index from row ids to positions: sorted arrays, 12 bytes per row.
 
-New ids go to a small sorted rest, which is merged into the others when it has become a sixteenth of them:
-in place, part by part from the end, so that no second copy of them is needed for a moment.
+New ids are added to a small sorted array, which is merged into the main one when it reaches a sixteenth of
+its size. The merge works in place, in parts from the end, so that no second copy is needed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from elastane.tables.growing import GrowingArray
 from elastane.tables.layout import Ids
 
-#: Limit of the rest, for tables of few rows.
+#: Size of the small array at which it is merged, for tables with few rows.
 _REST: Final = 4096
-#: Entries that are merged at a time.
+#: Number of entries merged at a time.
 _PART: Final = 65_536
 ROWS_MAX: Final = 2**31 - 1
 
@@ -24,7 +24,7 @@ Places = NDArray[np.int64]
 
 
 class RowIndex:
-    """Rows have the places 0, 1, 2, ... in the order in which they come."""
+    """Assigns rows the positions 0, 1, 2, ... in the order in which they are added."""
 
     def __init__(self) -> None:
         self._most = _Sorted()
@@ -38,7 +38,7 @@ class RowIndex:
         return self._most.bytes + self._rest_ids.nbytes + self._rest_places.nbytes
 
     def find(self, ids: Ids) -> Places:
-        """Return the places of ids, in any order; -1 for those that have none."""
+        """Return the positions of ids, given in any order; -1 for unknown ids."""
         known, places = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
         self.nearest(ids, known, places)
         found = places.astype(np.int64)
@@ -46,8 +46,10 @@ class RowIndex:
         return found
 
     def nearest(self, ids: Ids, known: Ids, places: NDArray[np.int32]) -> None:
-        """Write the places of ids, in any order, into `places`. `known` gets the ids that have these places:
-        others than those asked for, where these have none; it is compared for many indices at once."""
+        """Write the positions of ids, in any order, into `places`, and the ids found there into `known`.
+
+        Where an id is unknown, `known` differs from it. The caller compares them for many indexes at once.
+        """
         if not self._most.count:
             _nearest(self._rest_ids, self._rest_places, ids, known, places)
             return
@@ -58,9 +60,9 @@ class RowIndex:
             places[missing] = self._rest_places.take(at, mode="clip")
 
     def add(self, ids: Ids) -> Places:
-        """Add ids, ascending and none of them here, and return their places.
+        """Add new ids, ascending, and return their positions.
 
-        Raises MemoryError, and has the same rows then.
+        Raises MemoryError and leaves the index unchanged.
         """
         rest_count, count = len(self._rest_ids), len(ids)
         first = self._most.count + rest_count
@@ -71,19 +73,19 @@ class RowIndex:
             self._rest_ids, self._rest_places = np.empty(0, np.int64), np.empty(0, np.int32)
         places = np.arange(first, first + count)
         rest = np.concatenate([self._rest_ids, ids])
-        order = rest.argsort(kind="stable")  # of two sorted runs: it merges them
+        order = rest.argsort(kind="stable")  # a stable sort merges two sorted runs
         rest_places = np.concatenate([self._rest_places, places], dtype=np.int32, casting="unsafe")
         self._rest_ids, self._rest_places = rest.take(order), rest_places.take(order)
         return places
 
     def entries(self) -> tuple[Ids, Places]:
-        """Return all ids, ascending, and their places; copies."""
+        """Return copies of all ids, ascending, and of their positions."""
         ids, places = _merged(*self._most.entries(), self._rest_ids, self._rest_places)
         return ids, places.astype(np.int64)
 
 
 class _Sorted:
-    """`count` ids, ascending, and their places."""
+    """Sorted array of `count` ids and their positions."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -94,17 +96,17 @@ class _Sorted:
         return self.count * (self._ids.dtype.itemsize + self._places.dtype.itemsize)
 
     def entries(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Return ids and places: views, see `GrowingArray.array`."""
+        """Return views of ids and positions (see `GrowingArray.array`)."""
         return self._ids.array[: self.count], self._places.array[: self.count]
 
     def merge(self, ids: NDArray[np.int64], places: NDArray[np.int32]) -> None:
-        """Add entries with other ids, ascending. Raises MemoryError, and has the same entries then."""
+        """Add entries with new ids, ascending. Raises MemoryError and leaves the array unchanged."""
         total = self.count + len(ids)
         for array in (self._ids, self._places):
-            array.extend(max(0, total - array.length))  # an earlier try may have left some
+            array.extend(max(0, total - array.length))  # an earlier attempt may have left some
         all_ids, all_places = self._ids.array, self._places.array
         end, left = self.count, len(ids)
-        while left:  # where nothing is left to add, all is in its place
+        while left:  # once nothing is left to add, the rest is already in place
             start = max(0, end - _PART)
             first = int(np.searchsorted(ids[:left], all_ids[start])) if start else 0
             merged = _merged(all_ids[start:end], all_places[start:end], ids[first:left], places[first:left])

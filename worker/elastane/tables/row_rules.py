@@ -1,8 +1,8 @@
-"""Optimizers of rows: what a push does to those it has gradients for.
+"""Optimizers of rows: how a push updates the rows for which it has gradients.
 
-Every operation is rounded on its own, to the row's type, in the order written here, so that all machines
-have the same bits; only `row_sgd` is torch's, which the stock optimizer has the bits of. g: gradient of a
-row, w: its values, d: their number.
+Every operation is rounded separately to the row's type, in the order written here, so that all machines get
+the same bits; only `row_sgd` uses torch's function, to have the stock optimizer's bits. g: gradient of a row,
+w: its values, d: their number.
 
     row_sgd          w = w - lr g                           as torch.optim.SGD on a coalesced gradient
     rowwise_adagrad  s = s + sum_j(g_j^2) / d               one number s a row, at first
@@ -12,8 +12,9 @@ row, w: its values, d: their number.
                      v = v beta2 + g^2 (1 - beta2)
                      w = w - m / (sqrt(v) / sqrt(1 - beta2^t) + eps) (lr / (1 - beta1^t))
 
-The sum adds the halves of the row, padded with zeros to a power of two, until one number is left. Row-wise
-Adagrad: Naumov et al., "Deep learning recommendation model", 2019; lazy Adam: TensorFlow Addons' LazyAdam.
+The sum pads the row with zeros to a power of two, and repeatedly adds its halves until one number is left.
+Row-wise Adagrad: Naumov et al., "Deep learning recommendation model", 2019; lazy Adam: TensorFlow Addons'
+LazyAdam.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-#: Columns of a rule beside the values: name; elements of a row, 0 for one and -1 for as many as the values;
-#: type, None for the values'.
+#: Columns of a rule besides the values: name; elements per row (0: a scalar, -1: as many as the values); type
+#: (None: that of the values).
 STATES: Final[dict[str, tuple[tuple[str, int, DTypeLike | None], ...]]] = {
     "row_sgd": (),
     "rowwise_adagrad": (("sum", 0, None),),
@@ -38,7 +39,7 @@ Columns = Sequence[NDArray[Any]]
 
 
 def first_state(rule: str, numbers: Sequence[float]) -> float:
-    """Value with which the first column of a rule begins; the others begin with 0."""
+    """Return the initial value of a rule's first column; the others start with 0."""
     return numbers[1] if rule == "rowwise_adagrad" else 0.0
 
 
@@ -50,7 +51,7 @@ def updated(rule: str, rows: Columns, gradients: NDArray[Any], numbers: Sequence
     if rule == "row_sgd":
         torch.from_numpy(rows[0]).add_(torch.from_numpy(gradients), alpha=-numbers[0])
         return rows
-    with np.errstate(all="ignore"):  # what is not finite is the model's affair, as in torch
+    with np.errstate(all="ignore"):  # values that are not finite are not checked here, as in torch
         if rule == "rowwise_adagrad":
             return _rowwise_adagrad(rows, gradients, *numbers)
         return _lazy_adam(rows, gradients, *numbers)
@@ -76,7 +77,7 @@ def _lazy_adam(
     square *= beta2
     square += gradients * gradients * (1 - beta2)
     counts, of_row = np.unique(steps, return_inverse=True)
-    # In Python, as torch has it: numpy's powers depend on the machine.
+    # In Python, as in torch, because numpy's powers depend on the machine.
     sizes = np.array([lr / (1 - beta1 ** int(count)) for count in counts]).astype(values.dtype)
     roots = np.array([sqrt(1 - beta2 ** int(count)) for count in counts]).astype(values.dtype)
     denominator = np.sqrt(square)
@@ -89,7 +90,7 @@ def _lazy_adam(
 
 
 def halved_sum(squares: NDArray[Any]) -> NDArray[Any]:
-    """Sum of each row, in an order that depends on its length alone."""
+    """Return the sum of each row, in an order that depends only on its length."""
     width = squares.shape[1]
     size = 1 << max(width - 1, 0).bit_length()
     if size != width:

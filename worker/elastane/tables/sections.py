@@ -1,7 +1,7 @@
-"""Parts of a slot's weights, as they are copied to another process or written to a file.
+"""Sections of a slot's weights, for copies to other processes and for files.
 
-A section is one block, or rows of one table, with the optimizer's state. Sections of a slot may come more
-than once: a later one replaces what an earlier one said. All sizes follow from the header and the model.
+A section is one block, or rows of one table, with optimizer state. The same part of a slot may occur in
+several sections; the last one counts. All sizes follow from the header and the model.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ Chunk = bytes | memoryview
 
 
 class SectionHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """table: -1 for a block. number: its position in the slot, or how many rows. states: of a block, how many
-    states its optimizer keeps now; steps: how many it made."""
+    """table: -1 for a block. number: the block's position in the slot, or the number of rows.
+
+    states, steps: of a block, the number of its optimizer's states and of its steps so far.
+    """
 
     table: int
     number: int
@@ -33,7 +35,7 @@ _decoder: Final = msgspec.msgpack.Decoder(list[SectionHeader])
 
 @dataclass(frozen=True)
 class Section:
-    """parts: of a block its values and states; of rows the ids, ascending, and the columns."""
+    """parts: of a block, its values and states; of rows, the ascending ids and the columns."""
 
     header: SectionHeader
     parts: Sequence[memoryview]

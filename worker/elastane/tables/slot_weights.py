@@ -1,12 +1,12 @@
-"""Weights of one slot with their optimizers: pulled, updated, copied.
+"""Weights and optimizer state of one slot: pulls, updates, copies.
 
-    prepare    all that can fail: rows are born, states allocated; nothing that is seen changes
-    apply      the gradients are applied
-    mark, changed_since, pieces, read    what has changed, in pieces that are copied one by one
-    load       what was read, into another process's slot, in the same order
+    prepare    does everything that can fail: adds rows, allocates states; changes nothing visible
+    apply      applies the gradients
+    mark, changed_since, pieces, read    changes since a mark, read in pieces
+    load       loads pieces into another process's slot, in the order in which they were read
 
-Not thread-safe: the owner's lock is held in every call. Pieces may be read under one hold of the lock each;
-what changes meanwhile is in the next `changed_since`.
+Not thread-safe: callers hold the owner's lock. The lock may be released between pieces; the next
+`changed_since` includes changes made meanwhile.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from elastane.tables.spec import ModelSpec
 from elastane.tables.table_rows import Part, TableRows, fill_absent
 from elastane_shards.errors import IllegalTransition, InvalidSnapshot
 
-#: About the size of a piece of rows.
+#: Approximate size of a piece of rows.
 PIECE_BYTES: Final = 2**20
 
 
 @dataclass(frozen=True)
 class SlotBytes:
-    """What a slot takes: values, states of optimizers, indices of rows; and its number of rows."""
+    """Memory of a slot in bytes: values, optimizer states, row indexes. rows: its number of rows."""
 
     weights: int
     optimizer: int
@@ -50,7 +50,7 @@ class SlotBytes:
 
 @dataclass(frozen=True)
 class Changes:
-    """What was touched: blocks by position, and for each table with such rows their ids and places."""
+    """Changed blocks by position, and ids and positions of changed rows by table."""
 
     blocks: tuple[int, ...]
     rows: tuple[tuple[int, Ids, Places], ...]
@@ -59,7 +59,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Piece:
-    """Of a slot, what is copied at a time: a block, or rows of one table."""
+    """A unit of copying: a block, or rows of one table."""
 
     block: int = -1
     table: int = -1
@@ -69,15 +69,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class PreparedPush:
-    """Pushes to slots, whose rows are there. rows: by table the parts of the slots, the places of their rows,
-    and gradients."""
+    """Pushes to slots, prepared. rows: by table, the slots' parts, positions of their rows, gradients."""
 
     pushes: Sequence[tuple[SlotWeights, PushPart]]
     rows: dict[int, tuple[list[Part], Places, torch.Tensor]]
 
 
 class SlotWeights:
-    """The weights of slot `slot` of a model. A slot without blocks is initialised from the beginning."""
+    """The weights of slot `slot` of a model. A slot without blocks counts as initialised."""
 
     def __init__(self, spec: ModelSpec, slot: int) -> None:
         self.layout: SlotLayout = spec.layout(slot)
@@ -117,11 +116,11 @@ class SlotWeights:
         self._block_marks = [self._mark] * len(self._blocks)
 
     def most_bytes(self, part: PushPart) -> int:
-        """Memory that the rows of a push take if all are new."""
+        """Return the memory that the rows of a push take if all are new, in bytes."""
         return sum(len(rows.ids) * self._rows[rows.table].row_bytes for rows in part.rows)
 
     def new_bytes(self, part: PushPart) -> dict[int, int]:
-        """Memory that the new rows of a push take, by table."""
+        """Return the memory that the new rows of a push take, in bytes by table."""
         tables = self._rows
         return {
             one.table: tables[one.table].new_count(one.ids) * tables[one.table].row_bytes for one in part.rows
@@ -130,13 +129,13 @@ class SlotWeights:
     # ------------------------------------------------------------------ pulls and pushes
 
     def pull_dense(self, into: Sequence[memoryview]) -> None:
-        """Copy the blocks into memory, one section each, in the type in which they travel."""
+        """Copy the blocks into memory, one section each, in the type that is sent."""
         for position, (block, part) in enumerate(zip(self._blocks, into, strict=True)):
             assert block is not None
             torch.frombuffer(part, dtype=self.layout.block_dtype(position)).copy_(block.values)
 
     def pull_rows(self, table: int, ids: Ids, into: memoryview) -> None:
-        """Copy rows into memory, in the order of ids, in the type in which they travel."""
+        """Copy rows into memory, in the order of ids, in the type that is sent."""
         if len(ids):
             told = self.layout.tables[table]
             rows, known = empty_rows(told, len(ids))
@@ -160,12 +159,12 @@ class SlotWeights:
     # ------------------------------------------------------------------ copies
 
     def mark(self) -> int:
-        """Return a mark: what is touched from now on has this one or a later one."""
+        """Return a mark; later changes have this mark or a later one."""
         self._mark += 1
         return self._mark
 
     def changed_since(self, mark: int = 0) -> Changes:
-        """Return what was touched since a mark; 0: everything."""
+        """Return the changes since a mark; 0: everything."""
         if not self.initialised:
             return Changes((), (), 0)
         blocks = tuple(p for p, touched in enumerate(self._block_marks) if touched >= mark)
@@ -191,7 +190,7 @@ class SlotWeights:
                 yield Piece(-1, table, ids[start : start + step], places[start : start + step])
 
     def read(self, piece: Piece) -> Section:
-        """Copy a piece as it is now."""
+        """Copy the present state of a piece."""
         if piece.ids is None or piece.places is None:
             block = self._blocks[piece.block]
             assert block is not None
@@ -202,7 +201,7 @@ class SlotWeights:
         return Section(header, [_flat(piece.ids), *map(_flat, columns)])
 
     def sections(self, changes: Changes | None = None) -> Iterator[Section]:
-        """Read changes, or everything."""
+        """Yield sections of the changes, or of everything."""
         return map(self.read, self.pieces(self.changed_since() if changes is None else changes))
 
     def section_sizes(self, header: SectionHeader) -> list[int]:
@@ -219,7 +218,7 @@ class SlotWeights:
         return [8 * header.number, *(n * header.number for n in self._rows[header.table].column_row_bytes)]
 
     def load(self, section: Section) -> None:
-        """Set what a section has, of the sizes of `section_sizes`. Raises InvalidSnapshot, MemoryError."""
+        """Load a section with the sizes of `section_sizes`. Raises InvalidSnapshot, MemoryError."""
         header, parts = section.header, section.parts
         if header.table >= 0:
             ids = np.frombuffer(parts[0], np.int64)
@@ -234,7 +233,7 @@ class SlotWeights:
         self._block_marks[header.number] = self._mark
 
     def digest(self) -> str:
-        """SHA-256 of everything, independent of the order in which rows were born; for audits and tests."""
+        """Return SHA-256 of everything, independent of the order in which rows were added; for audits."""
         digest = hashlib.sha256()
         for number, block in enumerate(self._blocks):
             if block is not None:
@@ -254,10 +253,9 @@ class SlotWeights:
 
 
 def prepare_all(pushes: Sequence[tuple[SlotWeights, PushPart]], rates: Rates) -> PreparedPush:
-    """Have all rows and states that pushes to different slots need. Call `layout.check_part` and
-    `rates.check` before.
+    """Allocate all rows and states that pushes to different slots need.
 
-    Raises MemoryError, and nothing that can be seen has changed then.
+    Call `layout.check_part` and `rates.check` first. Raises MemoryError and changes nothing visible.
     """
     found: dict[int, list[tuple[SlotWeights, RowGradients]]] = {}
     for weights, part in pushes:
@@ -284,8 +282,10 @@ def prepare_all(pushes: Sequence[tuple[SlotWeights, PushPart]], rates: Rates) ->
 
 @torch.no_grad()
 def apply_all(prepared: PreparedPush, rates: Rates, scale: float = 1.0) -> None:
-    """Apply pushes to slots; each table's rows in one step. scale: of learning rates. An exception leaves the
-    slots unusable."""
+    """Apply pushes to slots, each table's rows in one step.
+
+    scale: factor of learning rates. After an exception the slots are unusable.
+    """
     rates = scaled(rates, scale)
     for weights, part in prepared.pushes:
         for position, gradient in part.blocks.items():
@@ -300,7 +300,7 @@ def apply_all(prepared: PreparedPush, rates: Rates, scale: float = 1.0) -> None:
 
 
 def empty_rows(table: SlotTable, count: int) -> tuple[NDArray[Any], Ids]:
-    """Return memory for so many rows, and for their ids (`TableRows.read`): none is read yet."""
+    """Return memory for `count` rows and for their ids (`TableRows.read`), with no row read yet."""
     dtype = str(table.dtype).removeprefix("torch.")
     return np.empty((count, table.width), dtype), np.full(count, -1, np.int64)
 

@@ -1,4 +1,4 @@
-"""One file of a slot's snapshot: all of the slot (a base), or what was touched since (a delta).
+"""One file of a slot's snapshot: the whole slot (a base), or changes since the previous file (a delta).
 
     offset 0    magic, 16 bytes
            16   length of the header, 8 bytes little-endian
@@ -11,7 +11,8 @@
                     parts of the sections, each followed by zeros up to a multiple of 64
                 sha256 of all before, 32 bytes
 
-Sections may come more than once; the last counts. The record is of the moment after the last.
+The same part may occur in several sections; the last one counts. The record is of the time of the last
+section.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from elastane_shards.errors import InvalidSnapshot
 MAGIC: Final = b"elastane-slot-1\n"
 HEADER_BYTES_MAX: Final = 2**16
 RECORD_BYTES_MAX: Final = 2**28
-#: Limit of one group of sections.
+#: Maximum size of a group of sections, in bytes.
 GROUP_BYTES_MAX: Final = 2**30
 HEADERS_BYTES_MAX: Final = 2**24
 _LENGTH_BYTES: Final = 8
@@ -38,15 +39,16 @@ _DIGEST_BYTES: Final = 32
 
 
 class SlotSnapshotError(ElastaneError):
-    """A snapshot of a slot could not be written or read, or is damaged; another one may do."""
+    """A snapshot of a slot could not be written or read, or is damaged; another one may be usable."""
 
     code = "ELA488"
 
 
 class FileHeader(msgspec.Struct, frozen=True):
-    """slot of `slots`; model: digest of the model. base: version of the file before; -1 in a base.
+    """Header of a file. slot, slots: index, and number of slots. model: digest of the model.
 
-    version: number of tasks applied. record_bytes: of the record.
+    base: version of the previous file, -1 in a base. version: number of tasks applied. record_bytes: size of
+    the record.
     """
 
     slot: int
@@ -62,7 +64,7 @@ _decoder: Final = msgspec.json.Decoder(FileHeader)
 
 
 def file_chunks(header: FileHeader, record: bytes, groups: Iterable[Sequence[Section]]) -> Iterator[Chunk]:
-    """Yield the bytes of a file. The record must be that of the moment after the last group."""
+    """Yield the bytes of a file. record: must be of the time at which the last group was read."""
     text = msgspec.json.encode(header)
     digest = hashlib.sha256()
 
@@ -79,7 +81,7 @@ def file_chunks(header: FileHeader, record: bytes, groups: Iterable[Sequence[Sec
 
 
 def group_chunks(sections: Sequence[Section]) -> Iterator[Chunk]:
-    """Yield a group of sections as it stands in a file."""
+    """Yield the bytes of a group of sections in a file."""
     headers = encode_headers([section.header for section in sections])
     size = sum(section.bytes for section in sections)
     front = len(headers).to_bytes(_LENGTH_BYTES, "little") + size.to_bytes(_LENGTH_BYTES, "little") + headers
@@ -92,7 +94,7 @@ def group_chunks(sections: Sequence[Section]) -> Iterator[Chunk]:
 
 
 class Reading:
-    """A file that is read from its beginning; nothing of it may be used before `end` has returned."""
+    """Reads a file from its start; no part of it may be used before `end` has returned."""
 
     def __init__(self, file: Any, where: str) -> None:
         self._file, self._where = file, where
@@ -138,7 +140,7 @@ class Reading:
             raise self._damaged("differs from what was written")
 
     def _read(self, size: int) -> bytearray:
-        # Writable, since tensors are made of it.
+        # Writable, because tensors are views of it.
         data = bytearray(size)
         view, filled = memoryview(data), 0
         while filled < size:

@@ -1,12 +1,12 @@
 """Snapshots of slots in a folder: bases, and deltas that follow them.
 
-    SLOT/LIFE-SINCE-PS/base-VERSION       a chain begins; the owner with this life and generation writes it
+    SLOT/LIFE-SINCE-PS/base-VERSION       start of a chain, written by the owner with this life and generation
     SLOT/LIFE-SINCE-PS/delta-VERSION      follows the file of the version that its header names
 
-A file is there as a whole or not at all (`elastane_common.storage`), and ends with its digest, so there is no
-manifest that could be missing. No two owners write to one folder: a process that the master thinks dead
-writes on in its own, and whether its snapshot or a later one is read only decides how many tasks are done
-again. Newest is the highest (life, version, since).
+Files are written atomically (`elastane_common.storage`) and end with their digest, so no manifest is needed.
+No two owners write to the same folder: a process that the master believes dead continues to write to its own,
+and whether its snapshot or a later one is read only affects how many tasks are done again. The newest
+snapshot has the highest (life, version, since).
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from elastane_common.storage import Folder
 from elastane_shards.errors import ShardsError
 from elastane_slots.held_slots import SlotRecord
 
-#: Chains of one slot that are looked at, newest first.
+#: Maximum number of chains of one slot that are tried, newest first.
 CHAINS_MAX: Final = 64
 _FILE: Final = re.compile(r"(\d{1,10})/(\d{1,19})-(\d{1,19})-([^/]+)/(base|delta)-(\d{1,19})")
 
 
 class OtherModelError(SlotSnapshotError):
-    """The folder has snapshots of another model, or of another number of slots: they are not written over."""
+    """The folder has snapshots of another model or number of slots, which must not be overwritten."""
 
     code = "ELA497"
     exit_code = EXIT_REFUSED
 
 
 class SnapshotName(msgspec.Struct, frozen=True, order=True):
-    """A file of a snapshot, ordered by age within its slot; ps: process that wrote it."""
+    """Name of a snapshot file; sorts by age within a slot. ps: process that wrote it."""
 
     slot: int
     life: int
@@ -59,7 +59,7 @@ class SnapshotName(msgspec.Struct, frozen=True, order=True):
 
 
 class SavedFile(msgspec.Struct, frozen=True):
-    """A file that was written, of `size` bytes. digest: SHA-256 of what is before it, at its end."""
+    """A written file of `size` bytes. digest: the SHA-256 at its end, of all bytes before it."""
 
     name: SnapshotName
     size: int
@@ -68,7 +68,7 @@ class SavedFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class SlotSnapshot:
-    """A slot as it was read. name: path of its newest file."""
+    """A slot's snapshot as read. name: path of its newest file."""
 
     record: SlotRecord
     weights: SlotWeights
@@ -78,7 +78,7 @@ class SlotSnapshot:
 class SnapshotWriter:
     """Writes the snapshots of one slot for one owner in one life.
 
-    ps: of the owner; since: generation in which it got the slot.
+    ps: the owner's id. since: generation in which it got the slot.
     """
 
     def __init__(self, folder: Folder, spec: ModelSpec, slot: int, *, since: int, ps: str) -> None:
@@ -99,16 +99,16 @@ class SnapshotWriter:
     def write(
         self, life: int, version: int, record: bytes, groups: Iterable[Sequence[Section]], *, base: bool
     ) -> SavedFile:
-        """Write a file, and return what was written; nothing if it is there.
+        """Write a file and describe it; return None if it exists already.
 
-        life, version, record: of the moment after the last of the groups, which are all of the slot in a
-        base. Raises SlotSnapshotError; call `restart` then.
+        life, version, record: of the time at which the last group was read. groups: the whole slot in a base.
+        Raises SlotSnapshotError, after which `restart` must be called.
         """
         before = None if base else self._before
         if not base and before is None:
             raise SlotSnapshotError("a delta needs a base", slot=self._slot)
         if before is not None and before.name.version >= version:
-            return before  # nothing was applied since
+            return before  # nothing has been applied since
         kind = "base" if base else "delta"
         name = SnapshotName(self._slot, life, version, self._since, self._ps, kind)
         header = FileHeader(
@@ -138,12 +138,12 @@ class SnapshotWriter:
         return self._before
 
     def restart(self) -> None:
-        """Begin the next chain with a base, as after a file that could not be written."""
+        """Start a new chain with a base next time; called after a failed write."""
         self._before = None
 
 
 def names(folder: Folder, slot: int | None = None) -> list[SnapshotName]:
-    """Return the files of snapshots, of one slot or of all, the oldest first."""
+    """Return the snapshot files of one slot or of all, the oldest first."""
     found = []
     prefix = "" if slot is None else f"{slot}/"
     listed = folder if slot is None else folder.within(str(slot))
@@ -155,9 +155,9 @@ def names(folder: Folder, slot: int | None = None) -> list[SnapshotName]:
 
 
 def newest(folder: Folder, spec: ModelSpec, slot: int) -> tuple[SlotSnapshot | None, tuple[str, ...]]:
-    """Read the newest snapshot of a slot that is usable; None without one. Also why newer ones are not.
+    """Return the newest usable snapshot of a slot, or None, and the reasons why newer ones are unusable.
 
-    Raises OtherModelError if there are some of another model and none is usable, and SlotSnapshotError if the
+    Raises OtherModelError if all are unusable and some are of another model, and SlotSnapshotError if the
     folder cannot be listed.
     """
     rejected: list[str] = []
@@ -180,7 +180,7 @@ def newest(folder: Folder, spec: ModelSpec, slot: int) -> tuple[SlotSnapshot | N
 def read(
     folder: Folder, spec: ModelSpec, name: SnapshotName, there: Sequence[SnapshotName]
 ) -> tuple[SlotRecord, SlotWeights]:
-    """Read a file, and those that it follows. there: files of the slot.
+    """Read a file and those on which it is based. there: files of the slot.
 
     Raises SlotSnapshotError or ShardsError if one is missing, damaged or of another model.
     """
@@ -188,7 +188,7 @@ def read(
     while chain[-1].kind == "delta":
         before = _header(folder, chain[-1]).base
         follows = [n for n in there if n.folder == name.folder and n.version == before]
-        # A base of the same version has all of it.
+        # A base of the same version is complete by itself.
         follows.sort(key=lambda n: n.kind == "base")
         if not follows or before >= chain[-1].version:
             raise SlotSnapshotError(f"the snapshot {chain[-1].path} follows one that is missing")
@@ -201,9 +201,9 @@ def read(
 
 
 def collect(folder: Folder, slot: int, keep: int = 2) -> list[str]:
-    """Remove snapshots of a slot that `keep` newer chains make needless; return those removed.
+    """Remove all but the `keep` newest chains of a slot; return the removed files.
 
-    A chain is a base with its deltas. Chains of a lower life or an earlier owner count like others.
+    A chain is a base with its deltas. Chains of a lower life or an earlier owner are counted, too.
     """
     there = names(folder, slot)
     bases = [name for name in there if name.kind == "base"]

@@ -1,7 +1,7 @@
-"""What a model is to its parameter servers: dense tensors, tables of rows, and how each is updated.
+"""Specification of a model for its parameter servers: dense tensors, tables of rows, and their optimizers.
 
-All workers register an equal one, and it never changes. From it alone follow the slots of all parts and the
-size of every message, so that a receiver knows what may come before it has read it.
+All workers register an equal one, and it never changes. It determines the slots of all parts and the size of
+every message, so that a receiver knows the permitted size of a message before reading it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES: Final[Mapping[str, torch.dtype]] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-#: Of the rows of tables.
+#: Supported types of table rows.
 ROW_DTYPES: Final = ("float32", "float64")
 #: Limits of a model.
 TENSORS_MAX: Final = 100_000
@@ -62,9 +62,9 @@ class DenseTensor(msgspec.Struct, frozen=True):
 
 
 class RowTable(msgspec.Struct, frozen=True):
-    """Rows of `width` elements with ids [0, rows). padding_row: its row is zero and never updated.
+    """A table: rows of `width` elements with ids [0, rows). padding_row: is zero and never updated.
 
-    distribution, scale: of the values of new rows (`elastane_slots.initial_rows`).
+    distribution, scale: of the initial values of rows (`elastane_slots.initial_rows`).
     """
 
     name: str
@@ -79,12 +79,12 @@ class RowTable(msgspec.Struct, frozen=True):
 
 
 def weight_of(table: str) -> str:
-    """Return what torch calls the weight of an embedding; that of a model which is one itself is "weight"."""
+    """Return torch's name of an embedding's weight; "weight" if the model itself is the embedding."""
     return table if table == "weight" else f"{table}.weight"
 
 
 class ModelSpec(msgspec.Struct, frozen=True, dict=True):
-    """A model. slots: for the life of the job. seed: of new rows. wire: of float32 values in messages."""
+    """A model. slots: fixed for the job. seed: of initial rows. wire: type of float32 values in messages."""
 
     tensors: tuple[DenseTensor, ...] = ()
     tables: tuple[RowTable, ...] = ()
@@ -93,7 +93,7 @@ class ModelSpec(msgspec.Struct, frozen=True, dict=True):
     wire: Wire = "float32"
 
     def check(self) -> None:
-        """Raise PsModelError if it contradicts itself or has a part that cannot be held."""
+        """Raise PsModelError if the model is inconsistent or has an unsupported part."""
         try:
             check_slots(self.slots)
             for table in self.tables:
@@ -113,19 +113,19 @@ class ModelSpec(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def digest(self) -> str:
-        """Digest of all that is said here, but for the form of messages."""
+        """Digest of all fields except `wire`."""
         stored = msgspec.structs.replace(self, wire="float32")
         return hashlib.sha256(msgspec.json.encode(stored)).hexdigest()
 
     @cached_property
     def rules(self) -> tuple[str, ...]:
-        """Rule of each group of the optimizer."""
+        """Return the rule of each group of the optimizer."""
         rules = dict(self._groups())
         return tuple(rules[group] for group in sorted(rules))
 
     @cached_property
     def layouts(self) -> tuple[SlotLayout, ...]:
-        """Layouts of all slots."""
+        """Return the layouts of all slots."""
         parts: list[list[tuple[int, Block]]] = [[] for _ in range(self.slots)]
         for number, tensor in enumerate(self.tensors):
             dtype = DTYPES[tensor.dtype]
@@ -134,11 +134,11 @@ class ModelSpec(msgspec.Struct, frozen=True, dict=True):
         return tuple(self._layout(slot, part) for slot, part in enumerate(parts))
 
     def layout(self, slot: int) -> SlotLayout:
-        """Return what a slot holds."""
+        """Return the layout of a slot."""
         return self.layouts[slot]
 
     def initial_rows(self, table: int) -> InitialRows:
-        """Return how the rows of a table begin."""
+        """Return the distribution of a table's initial rows."""
         told = self.tables[table]
         return InitialRows(told.name, told.distribution, told.scale, self.seed)
 
@@ -216,7 +216,7 @@ def _check_tensor(tensor: DenseTensor) -> None:
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """True if the elements fill a range of memory, in any order of dimensions."""
+    """True if the elements fill a contiguous range of memory, with dimensions in any order."""
     if len(shape) != len(strides):
         return False
     size = 1

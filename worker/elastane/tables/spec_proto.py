@@ -1,4 +1,4 @@
-"""`ModelSpec` as a message, and back."""
+"""Converts `ModelSpec` to its message and back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def to_proto(
 ) -> ps_pb2.SlotModel:
     """Return the message that registers a model.
 
-    dense_digest: of the initial dense values. absent: keys of its state_dict that are in no slot.
+    dense_digest: of the initial dense values. absent: keys of the model's state_dict that are in no slot.
     """
     model = ps_pb2.SlotModel(
         slots=spec.slots,
@@ -70,7 +70,7 @@ def to_proto(
 
 
 def from_proto(model: ps_pb2.SlotModel, wire: Wire = "float32") -> ModelSpec:
-    """Inverse of `to_proto`. Raises PsModelError for a model that cannot be held."""
+    """Inverse of `to_proto`. Raises PsModelError for an unsupported model."""
     tensors = tuple(
         DenseTensor(t.name, tuple(t.shape), tuple(t.strides), t.dtype, _name(_DENSE_RULES, t.rule), t.group)
         for t in model.tensors

@@ -1,7 +1,7 @@
-"""The rows that one slot has of one table, with their optimizer's state.
+"""The rows of one table in one slot, with their optimizer state.
 
-A row takes memory from its first gradient on. Until then its values are computed whenever it is pulled, so
-pulls change nothing, and there is no difference: they are a function of its id.
+A row is allocated at its first gradient. Until then its values, a function of its id, are computed at every
+pull, so pulls change nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from elastane.tables.layout import Ids, SlotTable
 from elastane.tables.row_index import Places, RowIndex
 from elastane_slots.initial_rows import InitialRows
 
-#: Stamps of rows fit a byte: of the newest 255 marks they tell which touched a row last.
+#: Stamps fit into a byte: they identify the last change of a row among the newest 255 marks.
 _STAMPS: Final = 255
-#: An id and a place.
+#: Bytes of an id and its position.
 _INDEX_ENTRY_BYTES: Final = 8 + 4
 
 
 class TableRows:
-    """rule: of `row_rules`. Columns are the values, then the states of the rule."""
+    """Rows in columns: the values, then the states of the rule. rule: of `row_rules`."""
 
     def __init__(self, table: SlotTable, initial: InitialRows, rule: str) -> None:
         self._table, self._initial, self._rule = table, initial, rule
@@ -36,7 +36,7 @@ class TableRows:
         self._columns = [GrowingArray(self._dtype, table.width)]
         for _, width, dtype in row_rules.STATES[rule]:
             self._columns.append(GrowingArray(dtype or self._dtype, table.width if width < 0 else 0))
-        #: By place: the mark at which a row was touched last, counted from `_base`.
+        #: By position: the mark at which the row was last changed, counted from `_base`.
         self._stamps = GrowingArray(np.uint8)
         self._base = 0
 
@@ -62,23 +62,25 @@ class TableRows:
 
     @property
     def row_bytes(self) -> int:
-        """Memory that a new row takes: its columns, its stamp, its entry in the index."""
+        """Memory of a new row in bytes: its columns, stamp and index entry."""
         return sum(self.column_row_bytes) + 1 + _INDEX_ENTRY_BYTES
 
     def new_count(self, ids: Ids) -> int:
-        """Number of ids, all different, that have no row yet."""
+        """Return how many of these distinct ids have no row yet."""
         return int(np.count_nonzero(self._index.find(ids) < 0))
 
     def read(self, ids: Ids, rows: NDArray[Any], known: Ids) -> None:
-        """Copy the rows of these ids, in any order, into `rows`, and into `known` the ids of what was copied.
-        Where that is another, there is no such row: `fill_absent` completes it."""
+        """Copy the rows of ids, in any order, into `rows`, and the ids of the copied rows into `known`.
+
+        An id that differs in `known` has no row here; `fill_absent` completes it.
+        """
         places = np.empty(len(ids), np.int32)
         self._index.nearest(ids, known, places)
         if self._columns[0].length:
             self._columns[0].array.take(places, 0, rows, "clip")
 
     def touched(self, since: int) -> tuple[Ids, Places]:
-        """Return the rows touched at mark `since` or later, by id; all of them where that is not known."""
+        """Return rows changed at mark `since` or later, by id; all rows if that is unknown."""
         ids, places = self._index.entries()
         if since > self._base:
             recent = self._stamps.array[places] >= since - self._base
@@ -90,7 +92,7 @@ class TableRows:
         return [column.array[places] for column in self._columns]
 
     def load(self, ids: Ids, parts: Sequence[memoryview], mark: int) -> None:
-        """Set the columns of rows, as `columns` gave them; ids ascending. Raises MemoryError."""
+        """Set the columns of rows, as returned by `columns`; ids ascending. Raises MemoryError."""
         places = self._index.find(ids)
         new = places < 0
         if new.any():
@@ -112,14 +114,14 @@ class TableRows:
         return places
 
     def _extend(self, rows: int) -> None:
-        """Have entries for so many rows, and some more."""
-        if rows > self._stamps.length:  # the last to be extended
+        """Allocate entries for this many rows, with a reserve."""
+        if rows > self._stamps.length:  # extended last
             for column in (*self._columns, self._stamps):
                 column.extend(max(0, rows + rows // 16 - column.length))
 
     def _stamp(self, mark: int) -> int:
         if mark - self._base > _STAMPS:
-            # Older marks are forgotten: whoever asks for one gets all rows.
+            # Older marks are forgotten; a query for one returns all rows.
             base = mark - _STAMPS // 2
             stamps = self._stamps.array
             stamps[:] = np.maximum(stamps.astype(np.int64) - (base - self._base), 0)
@@ -128,7 +130,7 @@ class TableRows:
 
 
 def fill_absent(table: SlotTable, initial: InitialRows, ids: Ids, rows: NDArray[Any], known: Ids) -> None:
-    """Complete what `TableRows.read` has read, of any slots: rows that are not there, and the padding row."""
+    """Complete the result of `TableRows.read` for any slots: fill in absent rows and the padding row."""
     absent = known != ids
     if absent.any():
         rows[absent] = initial_rows(initial, ids[absent], table.width)
@@ -138,7 +140,7 @@ def fill_absent(table: SlotTable, initial: InitialRows, ids: Ids, rows: NDArray[
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one slot among those of a push to a table: from `start` to `end`."""
+    """One slot's share [start, end) of the rows of a push to a table."""
 
     rows: TableRows
     mark: int
@@ -147,10 +149,10 @@ class Part:
 
 
 def born(parts: Sequence[Part], ids: Ids, numbers: Sequence[float]) -> Places:
-    """Return the places of ids, ascending in each part, in the part's slot; rows that are not there are born.
-    numbers: the group's rates.
+    """Return the positions of ids in their slots, adding rows that do not exist.
 
-    Raises MemoryError, and changes nothing then that could be seen.
+    ids: ascending within each part. numbers: the group's rates. Raises MemoryError and changes nothing
+    visible.
     """
     known, nearest = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
     for part in parts:

@@ -5,7 +5,6 @@ One thread takes events from one queue, as in the agent of elastic jobs: exits, 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import signal
@@ -13,10 +12,9 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from elastane_agent.hosts.discovery import SCRIPT_TIMEOUT_SECONDS, Discovery
 from elastane_agent.hosts.remote import is_local, remote_command
@@ -27,8 +25,7 @@ from elastane_agent.supervisor.budget import RestartBudget
 from elastane_common.ports import unused_port
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Output
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+from elastane_common.processes.signal_handlers import STOP_SIGNALS, signal_handlers
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class Launcher:
 
     def run(self) -> int:
         """Run until all processes have finished, or are given up; return the exit code."""
-        with self._signal_handlers():
+        with signal_handlers(STOP_SIGNALS, lambda number, _: self._events.put(_Signalled(number))):
             try:
                 self._discover()
                 self._perform(self._policy.tick(time.monotonic()))
@@ -214,20 +211,6 @@ class Launcher:
             on_trouble=lambda text: self._output.say(text, "warning", "discovery_failed"),
         )
         self._discovery.start()
-
-    # ------------------------------------------------------------------ signals
-
-    @contextlib.contextmanager
-    def _signal_handlers(self) -> Iterator[None]:
-        def handler(number: int, frame: FrameType | None) -> None:
-            self._events.put(_Signalled(number))
-
-        previous = {number: signal.signal(number, handler) for number in _STOP_SIGNALS}
-        try:
-            yield
-        finally:
-            for number, old in previous.items():
-                signal.signal(number, old)
 
 
 def python_command(script: list[str], *, module: bool, program: bool) -> tuple[str, ...]:

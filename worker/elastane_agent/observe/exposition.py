@@ -91,6 +91,10 @@ def _add_worker(samples: _Samples, worker: str, figures: WorkerFigures) -> None:
         (known.HANDOVER_SECONDS, figures.handover_seconds),
         (known.EST_SECONDS, figures.est_seconds),
         (known.RING_STEP_SECONDS, figures.ring_step_seconds),
+        (known.CPU, figures.cpu_seconds),
+        (known.MEMORY, figures.resident_bytes),
+        (known.GPU_USE, figures.gpu_use),
+        (known.GPU_MEMORY, figures.gpu_bytes),
     ):
         samples[metric].append(((worker,), value))
     samples[known.HANDOVER_BYTES].append(((worker, "sent"), figures.handover_bytes_sent))

@@ -14,8 +14,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from types import FrameType
 
 from elastane_agent.hosts.discovery import Discovery
@@ -24,6 +23,19 @@ from elastane_agent.hosts.slots import HostOffer
 from elastane_agent.observe.agent_side import AgentMetrics
 from elastane_agent.supervisor import actions as act
 from elastane_agent.supervisor.actions import Action
+from elastane_agent.supervisor.agent_events import (
+    AgentEvent,
+    HostsFound,
+    JobLost,
+    JobNews,
+    MasterAway,
+    MasterExited,
+    Noticed,
+    PsExited,
+    Signalled,
+    WarmExited,
+    WorkerExited,
+)
 from elastane_agent.supervisor.draining import ASK_SECONDS, drain_elsewhere
 from elastane_agent.supervisor.farewell import what_was_kept
 from elastane_agent.supervisor.first_checks import try_checkpoint_url
@@ -31,11 +43,13 @@ from elastane_agent.supervisor.gpus import SLOT, gpu_variables
 from elastane_agent.supervisor.job_reading import is_undecided, job_view, sent_away
 from elastane_agent.supervisor.job_view import JobView
 from elastane_agent.supervisor.joining import report_unused_settings, wait_for_job
+from elastane_agent.supervisor.log_files import LogFiles
 from elastane_agent.supervisor.master_absence import MasterAbsence
 from elastane_agent.supervisor.master_keeper import MasterKeeper
 from elastane_agent.supervisor.master_process import MasterStartError
 from elastane_agent.supervisor.notices.node import NodeNotices
 from elastane_agent.supervisor.notices.notice import Notice
+from elastane_agent.supervisor.output_reporting import WorkerOutput
 from elastane_agent.supervisor.placement import Placement
 from elastane_agent.supervisor.policy import OVER, SupervisorPolicy
 from elastane_agent.supervisor.price_feed import PriceListFeed, feed_of
@@ -59,6 +73,7 @@ from elastane_common.gpus import VISIBLE
 from elastane_common.job_words import phase_words, progress_words
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Output
+from elastane_common.processes.signal_handlers import STOP_SIGNALS, signal_handlers
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 #: The embedded master outlives the job by this much, so that connected watchers still see its end.
@@ -70,76 +85,8 @@ _RESUMABLE = (
     job_pb2.JOB_PHASE_FAILED,
     job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED,
 )
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class _WorkerExited:
-    worker: str
-    status: ExitStatus
-
-
-@dataclass(frozen=True)
-class _WarmExited:
-    """A process that was started as a preloaded worker has ended."""
-
-    name: str
-    status: ExitStatus
-
-
-@dataclass(frozen=True)
-class _PsExited:
-    ps: str
-    status: ExitStatus
-
-
-@dataclass(frozen=True)
-class _MasterExited:
-    status: ExitStatus
-
-
-@dataclass(frozen=True)
-class _JobNews:
-    job: job_pb2.Job
-
-
-@dataclass(frozen=True)
-class _JobLost:
-    error: ElastaneError
-
-
-@dataclass(frozen=True)
-class _MasterAway:
-    error: str
-
-
-@dataclass(frozen=True)
-class _Signalled:
-    number: int
-
-
-@dataclass(frozen=True)
-class _Noticed:
-    notice: Notice
-
-
-@dataclass(frozen=True)
-class _HostsFound:
-    hosts: Mapping[str, HostOffer]
-
-
-_Event = (
-    _WorkerExited
-    | _WarmExited
-    | _PsExited
-    | _MasterExited
-    | _JobNews
-    | _JobLost
-    | _MasterAway
-    | _Signalled
-    | _Noticed
-    | _HostsFound
-)
+#: Exit codes of processes that ended as they were asked to.
+_EXPECTED = frozenset({0, EXIT_DRAINED, EXIT_RECLAIMED, EXIT_START_ANEW})
 
 
 class _StoppedEarlyError(Exception):
@@ -156,8 +103,12 @@ class Agent:
     def __init__(self, settings: AgentSettings, output: Output) -> None:
         self._settings = settings
         self._output = output
-        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        files = LogFiles(settings.log_dir, output) if settings.log_dir else None
+        self._lines = WorkerOutput(settings.job, output, files)
+        self._events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
         self._workers: dict[str, ChildProcess] = {}
+        #: Workers that were killed on purpose, because they did not leave in time.
+        self._killed: set[str] = set()
         #: GPU of each local worker; empty: all of this machine, or none.
         self._gpus: dict[str, str] = {}
         #: The embedded master; None: the user has given one.
@@ -171,7 +122,8 @@ class Agent:
             settings.warm,
             settings.command,
             output,
-            lambda name, status: self._events.put(_WarmExited(name, status)),
+            self._lines.line,
+            lambda name, status: self._events.put(WarmExited(name, status)),
         )
         self._workers_over = False
         self._signals = 0
@@ -195,8 +147,9 @@ class Agent:
         self._ps = PsChildren(
             settings,
             output,
+            self._lines.line,
             self._notices,
-            lambda ps, status: self._events.put(_PsExited(ps, status)),
+            lambda ps, status: self._events.put(PsExited(ps, status)),
             self._placement,
         )
         self._policy = SupervisorPolicy(
@@ -212,7 +165,7 @@ class Agent:
 
         Raises ElastaneError if the master cannot be started or reached, or refuses the job.
         """
-        with self._signal_handlers():
+        with signal_handlers(STOP_SIGNALS, self._stop_signal, keep_ignored=True):
             try:
                 if address := self._metrics.serve():
                     where = f"figures at http://{address}/metrics"
@@ -221,6 +174,7 @@ class Agent:
                 self._open_master()
                 view = self._enter_job()
                 self._starting = False
+                self._lines.start(self._address)
                 self._watch_job()
                 self._feed_prices()
                 self._watch_notices()
@@ -253,7 +207,7 @@ class Agent:
             self._address = self._settings.master
             return
         self._embedded = MasterKeeper(
-            self._settings, self._output, lambda status: self._events.put(_MasterExited(status))
+            self._settings, self._output, lambda status: self._events.put(MasterExited(status))
         )
         self._address = self._embedded.start()
 
@@ -307,16 +261,16 @@ class Agent:
         client = self._watch_client = MasterClient(
             self._address,
             timeout_seconds=float("inf"),
-            # The exit of an embedded master is reported by `_MasterExited` already.
-            on_wait=None if self._embedded else lambda _, error: self._events.put(_MasterAway(error)),
+            # The exit of an embedded master is reported by `MasterExited` already.
+            on_wait=None if self._embedded else lambda _, error: self._events.put(MasterAway(error)),
         )
 
         def watch() -> None:
             try:
                 for job in client.watch_job(self._settings.job):
-                    self._events.put(_JobNews(job))
+                    self._events.put(JobNews(job))
             except ElastaneError as error:
-                self._events.put(_JobLost(error))
+                self._events.put(JobLost(error))
 
         threading.Thread(target=watch, name="watch job", daemon=True).start()
 
@@ -328,7 +282,7 @@ class Agent:
 
     def _watch_notices(self) -> None:
         self._notices.start(
-            lambda notice: self._events.put(_Noticed(notice)),
+            lambda notice: self._events.put(Noticed(notice)),
             lambda text: self._output.say(text, "warning", "spot_notices_unreadable"),
         )
 
@@ -340,7 +294,7 @@ class Agent:
             hosts.script,
             interval_seconds=hosts.interval_seconds,
             timeout_seconds=hosts.timeout_seconds,
-            on_hosts=lambda found: self._events.put(_HostsFound(found)),
+            on_hosts=lambda found: self._events.put(HostsFound(found)),
             on_trouble=lambda text: self._output.say(text, "warning", "discovery_failed"),
         )
         self._discovery.start()
@@ -371,34 +325,34 @@ class Agent:
         self._perform(self._policy.tick(now))
         self._perform(self._ps.tick())
 
-    def _handle(self, now: float, event: _Event) -> list[Action]:
+    def _handle(self, now: float, event: AgentEvent) -> list[Action]:
         match event:
-            case _WorkerExited(worker, status):
+            case WorkerExited(worker, status):
                 return self._worker_exited(now, worker, status)
-            case _WarmExited(name, status):
+            case WarmExited(name, status):
                 worker = self._warm.exited(name, status)
                 return self._worker_exited(now, worker, status) if worker else []
-            case _JobNews(job):
+            case JobNews(job):
                 self._absence.over()
                 self._job = job
                 view = self._view_of(job)
                 actions = [*self._policy.job_changed(now, view), *self._attending(now, view)]
                 self._preload(view, actions)
                 return actions
-            case _PsExited(ps, status):
+            case PsExited(ps, status):
                 return self._ps_exited(now, ps, status)
-            case _Signalled(number):
+            case Signalled(number):
                 return self._signalled(now, number)
-            case _Noticed(notice):
+            case Noticed(notice):
                 return self._noticed(now, notice)
-            case _HostsFound(hosts):
+            case HostsFound(hosts):
                 return self._hosts_found(now, hosts)
-            case _MasterAway(error):
+            case MasterAway(error):
                 self._absence.while_running(now, self._address, error)
                 return []
-            case _MasterExited(status):
+            case MasterExited(status):
                 return self._master_died(now, f"the embedded master {status}")
-            case _JobLost(error):
+            case JobLost(error):
                 if isinstance(error, ClientClosedError):
                     return []
                 return self._fatal(now, CODE_REFUSED, f"the job is lost: {error}")
@@ -413,6 +367,7 @@ class Agent:
                 case act.Terminate(worker, reason):
                     self._terminate(worker, reason)
                 case act.Kill(worker):
+                    self._killed.add(worker)
                     self._workers[worker].kill_group()
                 case act.Say(text, kind, event, worker):
                     facts = {"worker": worker} if worker else {}
@@ -437,10 +392,11 @@ class Agent:
     def _ps_exited(self, now: float, ps: str, status: ExitStatus) -> list[Action]:
         if self._placement is not None:
             status = self._placement.status(ps, status)
-            if fault := self._placement.ended(now, ps, status):
-                self._metrics.counts.spot_notices += fault.first_notice
-                failed = self._ps.policy.host_failed(now, ps, fault.text, fault.event)
-                return [*self._ps.perform(failed), *self._places_changed(now)]
+        self._lines.exited(ps, status, expected=status.returncode in _EXPECTED)
+        if self._placement is not None and (fault := self._placement.ended(now, ps, status)):
+            self._metrics.counts.spot_notices += fault.first_notice
+            failed = self._ps.policy.host_failed(now, ps, fault.text, fault.event)
+            return [*self._ps.perform(failed), *self._places_changed(now)]
         return self._ps.perform(self._ps.policy.exited(now, ps, status))
 
     def _fatal(self, now: float, code: int, text: str) -> list[Action]:
@@ -523,8 +479,8 @@ class Agent:
                 worker,
                 command,
                 environment=environment,
-                on_line=self._output.line,
-                on_exit=lambda _, status: self._events.put(_WorkerExited(worker, status)),
+                on_line=self._lines.line,
+                on_exit=lambda _, status: self._events.put(WorkerExited(worker, status)),
             )
             child.start()
         self._workers[worker] = child
@@ -580,6 +536,9 @@ class Agent:
         if self._placement is not None:
             status = self._placement.status(worker, status)
         counts.exited(status.returncode, (EXIT_DRAINED, EXIT_RECLAIMED, EXIT_START_ANEW))
+        expected = worker in self._killed or status.returncode in _EXPECTED
+        self._killed.discard(worker)
+        self._lines.exited(worker, status, expected=expected)
         if self._placement is not None and (fault := self._placement.ended(now, worker, status)):
             counts.spot_notices += fault.first_notice
             places = self._placement.wanted(now)
@@ -641,6 +600,7 @@ class Agent:
             child.wait()
         self._warm.close()
         self._ps.close()
+        self._lines.close()
         self._say_what_was_kept()
         if self._watch_client is not None:
             self._watch_client.close()
@@ -673,23 +633,11 @@ class Agent:
         deadline = time.monotonic() + _LINGER_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                if isinstance(self._events.get(timeout=left), _Signalled):
+                if isinstance(self._events.get(timeout=left), Signalled):
                     return
 
-    @contextlib.contextmanager
-    def _signal_handlers(self) -> Iterator[None]:
-        def handler(number: int, frame: FrameType | None) -> None:
-            # During the start the main thread may block in the client, where it would not see an event.
-            if self._starting:
-                raise _StoppedEarlyError(number)
-            self._events.put(_Signalled(number))
-
-        before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-        for number, previous in before.items():
-            if previous is not signal.SIG_IGN:  # under nohup SIGHUP stays ignored
-                signal.signal(number, handler)
-        try:
-            yield
-        finally:
-            for number, previous in before.items():
-                signal.signal(number, previous)
+    def _stop_signal(self, number: int, frame: FrameType | None) -> None:
+        # During the start the main thread may block in the client, where it would not see an event.
+        if self._starting:
+            raise _StoppedEarlyError(number)
+        self._events.put(Signalled(number))

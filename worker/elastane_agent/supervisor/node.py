@@ -27,6 +27,7 @@ from elastane_agent.supervisor.notices.node import NodeNotices
 from elastane_agent.supervisor.notices.notice import Notice
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Stream
+from elastane_common.processes.signal_handlers import STOP_SIGNALS, signal_handlers
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,16 @@ class Node:
 
     def run(self) -> int:
         """Supervise the worker until it has ended; return the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda number, _: self._events.put(_Signalled(number)))
-        try:
-            self._child.start()
-            self._notices.start(self._events.put, lambda text: _say(text))
-            while self._code is None:
-                self._run_once()
-        finally:
-            self._notices.stop()
-            self._child.kill_group()
-            self._child.wait()
+        with signal_handlers(STOP_SIGNALS, lambda number, _: self._events.put(_Signalled(number))):
+            try:
+                self._child.start()
+                self._notices.start(self._events.put, lambda text: _say(text))
+                while self._code is None:
+                    self._run_once()
+            finally:
+                self._notices.stop()
+                self._child.kill_group()
+                self._child.wait()
         return self._code
 
     def _run_once(self) -> None:
@@ -77,6 +77,8 @@ class Node:
         now = time.monotonic()
         match event:
             case ExitStatus():
+                if event.out_of_memory:
+                    _say(f"the worker was killed, out of memory: {event.out_of_memory}")
                 self._perform(self._policy.exited(event))
             case Notice(kind="rebalance"):
                 _say(f"{event.source}: {event.reason}; this node may be taken away soon")

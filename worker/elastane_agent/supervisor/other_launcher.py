@@ -6,18 +6,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from elastane_common.errors import RefusedError
+from elastane_common.launcher_variables import RANK_VARIABLES, TORCHRUN_PREFIX
 
-#: Number of ranks that a launcher has started -> the launcher.
+#: Variables with the number of ranks that a launcher has started, and the launcher's name.
 _RANKS: Final = {"WORLD_SIZE": "torchrun, or another launcher of ranks", "OMPI_COMM_WORLD_SIZE": "mpirun"}
-#: Set in each rank. A worker stands for several ranks, so it must not inherit what is true of one.
-_OF_ONE_RANK: Final = frozenset(
-    {
-        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK"),
-        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-        *("MASTER_ADDR", "MASTER_PORT"),
-    }
-)
-_OF_TORCHRUN: Final = "TORCHELASTIC_"
 
 
 class OtherLauncherError(RefusedError):
@@ -44,9 +36,9 @@ def refuse_other_launcher(environment: Mapping[str, str]) -> None:
 
 
 def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables that are true of a single rank."""
+    """Return the environment without the variables that describe a single rank."""
     return {
         name: value
         for name, value in environment.items()
-        if name not in _OF_ONE_RANK and not name.startswith(_OF_TORCHRUN)
+        if name not in RANK_VARIABLES and not name.startswith(TORCHRUN_PREFIX)
     }

@@ -174,6 +174,16 @@ class AgentOptions:
             show_default="the only one of the list",
         ),
     ] = ""
+    log_dir: Annotated[
+        str,
+        _agent(
+            "--log-dir",
+            "DIR|URL",
+            "Keep all output of the workers here, in a file WORKER.log for each, or in segments below an "
+            "fsspec URL. The master has the last lines in any case (elastane logs).",
+            show_default="none",
+        ),
+    ] = ""
     exit_codes: Annotated[
         Literal["shell", "pod"],
         _agent(

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import typer
 
 from elastane_cli.commands.config_file import ConfigFile
-from elastane_cli.commands.help_text import Application, HelpGroup
+from elastane_common.help_text import Application, HelpGroup
 
 
 class Entry(NamedTuple):
@@ -80,7 +80,17 @@ COMMANDS: Final = {
     "why": Entry(
         "why", "Look", "Show why a run has the slots that it has, or a job its workers and their ranges."
     ),
-    "logs": Entry("logs", "Look", "Print the output of one rank of a run; with --follow as it comes."),
+    "logs": Entry(
+        "logs",
+        "Look",
+        "Print the output of one rank of a run, or of the workers of a job; with --follow as it comes.",
+    ),
+    "trace": Entry(
+        "captures", "Look", "Trace the next steps of a job with torch.profiler, all workers in one file."
+    ),
+    "stacks": Entry(
+        "captures", "Look", "Show the stacks of all threads of a job's workers: where a worker hangs."
+    ),
     "artifacts": Entry(
         "runs",
         "Look",

@@ -26,7 +26,7 @@ from elastane_cli.views.text import counted, harmless
 from elastane_common.job_words import phase_words, progress_words, working
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.table import Table
 
@@ -84,13 +84,16 @@ def status(
         figures: Mapping[str, ring_pb2.WorkerFigures] = {}
         if found.HasField("pipeline"):
             figures = client.worker_figures(found.name, [worker.worker_id for worker in found.workers])
+        resources = client.worker_resources(found.name) if found.workers else {}
     if as_json:
         from elastane_cli.views.last_step import last_step_to_plain
+        from elastane_cli.views.resources import resources_to_plain
 
         step = {"last_step": last_step_to_plain(found, figures)} if found.HasField("pipeline") else {}
-        print_json({**to_plain(found), **step})
+        used = {"resources": resources_to_plain(resources)} if resources else {}
+        print_json({**to_plain(found), **step, **used})
     else:
-        _show_job(found, figures, slots)
+        _show_job(found, figures, slots, resources)
 
 
 def _show_run(run: training_pb2.Run) -> None:
@@ -109,11 +112,13 @@ def _show_job(
     found: job_pb2.Job,
     figures: Mapping[str, ring_pb2.WorkerFigures],
     slots: ps_pb2.GetSlotsResponse | None,
+    resources: Mapping[str, Sequence[ring_pb2.ResourceSample]],
 ) -> None:
     from rich.markup import escape
     from rich.text import Text
 
     from elastane_cli.views.last_step import last_step_parts
+    from elastane_cli.views.resources import resource_table
     from elastane_cli.views.slots import status_lines
     from elastane_cli.views.stages import stage_parts
 
@@ -137,6 +142,8 @@ def _show_job(
         out.print(worker_table(found, time.time()))
     else:
         out.print("no workers")
+    if resources:
+        out.print(resource_table(resources))
     if slots is not None:
         for line in status_lines(slots):
             out.print(Text(line), soft_wrap=True)

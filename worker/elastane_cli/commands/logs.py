@@ -1,4 +1,4 @@
-"""`elastane logs`: the output of one rank of a run, once or as it comes."""
+"""`elastane logs`: the output of one rank of a run or of the workers of a job, once or as it comes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from elastane_cli.commands.common import (
     command,
     connect,
 )
+from elastane_cli.commands.job_logs import JobLog
 from elastane_cli.commands.log_output import LogOutput, last_lines, print_log
-from elastane_cli.commands.run_ids import RunArgument, run_id
+from elastane_cli.commands.run_ids import JobOrRunArgument, named
 from elastane_cli.commands.training import connect_training
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 @command
 def logs(
-    run: RunArgument,
+    run: JobOrRunArgument = None,
     rank: Annotated[
         int | None, typer.Option("--rank", metavar="R", min=0, help="The rank.", show_default="0")
     ] = None,
@@ -39,19 +40,27 @@ def logs(
         typer.Option(
             "--worker",
             metavar="ID",
-            help="Of an elastic run: the rank that is this worker.",
-            show_default=False,
+            help="The worker; of an elastic run, the rank that is this worker.",
+            show_default="of a job: all",
         ),
     ] = None,
     attempt: Annotated[
         int | None,
         typer.Option("--attempt", metavar="A", min=1, help="The attempt, from 1.", show_default="the newest"),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the attempt is over.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the attempt, or the job, is over.")
+    ] = False,
     tail: Annotated[
         int | None,
         typer.Option(
-            "--tail", "-n", metavar="LINES", min=0, help="Only the last lines.", show_default="all lines"
+            "--tail",
+            "--lines",
+            "-n",
+            metavar="LINES",
+            min=0,
+            help="Only the last lines.",
+            show_default="all lines",
         ),
     ] = None,
     tail_bytes: Annotated[
@@ -68,15 +77,36 @@ def logs(
     ] = False,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: Annotated[bool, typer.Option("--json", help="Of a job: print a JSON object per line.")] = False,
 ) -> None:
-    """Print the output of one rank of a run; with --follow as it comes.
+    """Print the output of one rank of a run, or of the workers of a job; with --follow as it comes.
 
     On a terminal, control characters and invalid UTF-8 are replaced; elsewhere the bytes are those of the
-    rank.
+    rank. Of a job the master has the last 1,000 lines of each worker, also of one that has died;
+    `elastane run --log-dir` keeps them all.
 
-    Examples: elastane logs 17; elastane logs -f 17 --rank 2; elastane logs 17 --attempt 1 --tail 100
+    Examples: elastane logs 17; elastane logs -f 17 --rank 2; elastane logs 17 --attempt 1 --tail 100;
+    elastane logs train --worker w1 -f; elastane logs train --lines 20 --json
     """
-    number = run_id(run)
+    number = named(run)
+    if not isinstance(number, int):
+        for name, value in {"--rank": rank, "--attempt": attempt, "--tail-bytes": tail_bytes}.items():
+            if value is not None:
+                raise typer.BadParameter(
+                    f"a job has workers and no ranks: {name} is for runs", param_hint=name
+                )
+        clean = sys.stdout.isatty() and not raw
+        printer = JobLog(sys.stdout, prefixed=worker is None, clean=clean, as_json=as_json)
+        with connect(master, timeout) as client:
+            job = client.only_job(number)
+            found = client.read_output(job, worker or "", lines=tail, follow=follow)
+            if follow:
+                printer.print(found)
+            else:
+                printer.print_sorted(found)
+        return
+    if as_json:
+        raise typer.BadParameter("the log of a run is bytes: --json is for jobs", param_hint="--json")
     if rank is not None and worker is not None:
         raise typer.BadParameter("give --rank or --worker, not both", param_hint="--worker")
     if tail is not None and tail_bytes is not None:

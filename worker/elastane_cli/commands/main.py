@@ -20,8 +20,8 @@ import typer
 
 from elastane_cli.commands.catalogue import COMMANDS, CommandGroup, list_in, load
 from elastane_cli.commands.config_file import ConfigFile, ConfigFileError, find_config
-from elastane_cli.commands.help_text import CONTEXT_SETTINGS, Application
 from elastane_cli.commands.signals import keep_signals
+from elastane_common.help_text import CONTEXT_SETTINGS, Application
 from elastane_proto.versions import release
 
 HELP_OPTIONS = CONTEXT_SETTINGS["help_option_names"]

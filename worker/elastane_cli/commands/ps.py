@@ -22,10 +22,10 @@ from elastane_cli.commands.common import (
     console,
     print_json,
 )
-from elastane_cli.commands.help_text import Application, HelpGroup
 from elastane_cli.commands.ps_replay import replay
 from elastane_cli.commands.run_options import SCRIPT_SETTINGS
 from elastane_common.exit_codes import CODE_FAILED
+from elastane_common.help_text import Application, HelpGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -12,7 +12,6 @@ import typer
 
 from elastane_cli.commands.agent_options import AgentOptions
 from elastane_cli.commands.common import command, exit_code, fail
-from elastane_cli.commands.help_text import HelpCommand
 from elastane_cli.commands.job_options import (
     PANELS_OF_THE_JOB,
     job_parameters,
@@ -33,6 +32,7 @@ from elastane_cli.commands.run_options import (
 )
 from elastane_cli.commands.torchrun_options import TorchrunOptionError, translate
 from elastane_common.addresses import parse_addresses
+from elastane_common.help_text import HelpCommand
 from elastane_proto.job_settings import JobSettings
 
 if TYPE_CHECKING:
@@ -242,6 +242,7 @@ def _agent_settings(
         ps=agent.ps,
         ps_prefix=ps_prefix,
         warm=agent.warm,
+        log_dir=agent.log_dir,
     )
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from elastane_common.processes.signal_handlers import signal_handlers
+
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
@@ -25,13 +27,8 @@ def sigterm_cleans_up() -> Iterator[None]:
     def leave(number: int, frame: object) -> NoReturn:
         sys.exit(128 + number)
 
-    wanted = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, leave) for number in wanted}  # not a SIGHUP ignored by nohup
-    try:
+    with signal_handlers((signal.SIGTERM, signal.SIGHUP), leave, keep_ignored=True):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def keep_signals() -> None:

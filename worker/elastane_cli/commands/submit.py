@@ -30,6 +30,7 @@ from elastane_cli.commands.run_spec import Plan, combinations, listed, plan, spe
 from elastane_cli.commands.submit_options import SubmitOptions
 from elastane_cli.commands.training import connect_training
 from elastane_common.exit_codes import CODE_DETACHED, CODE_FAILED, CODE_REFUSED, CODE_RUN_CANCELLED
+from elastane_common.processes.signal_handlers import signal_handlers
 
 if TYPE_CHECKING:
     from elastane_common.training_client import TrainingClient
@@ -274,7 +275,8 @@ def _follow(
             typer.echo(f"run {run.run_id} is being cancelled; Ctrl-C again leaves it to that", err=True)
             return _ended(follower.follow(), as_json)
     except KeyboardInterrupt:
-        with _ignoring_interrupts():
+        # A second Ctrl-C must not cut off the message of the first.
+        with signal_handlers((signal.SIGINT,), signal.SIG_IGN):
             typer.echo(going_on(run.run_id), err=True)
         return ""
     except MasterUnreachableError:
@@ -288,13 +290,3 @@ def _ended(run: training_pb2.Run, as_json: bool) -> str:
     if run.artifact_url and not as_json:
         typer.echo(f"artifacts: {run.artifact_url}", err=True)
     return state_name(run)
-
-
-@contextlib.contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Ignore SIGINT in the block, so that a second Ctrl-C does not cut off the message of the first."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -17,7 +17,6 @@ _IGNORED: Final = {
     "--monitor-interval": "workers are watched all the time",
     "--start-method": "each worker is a process of its own",
     "--role": "all workers are alike",
-    "--log-dir": "the workers' output is shown here",
     "--redirects": "the workers' output is shown here",
     "--tee": "the workers' output is shown here",
 }

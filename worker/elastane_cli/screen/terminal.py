@@ -27,6 +27,7 @@ from elastane_cli.screen.keys import decode
 from elastane_cli.screen.news import Watching
 from elastane_cli.screen.pages import picture, rows_of
 from elastane_cli.screen.view import View, press
+from elastane_common.processes.signal_handlers import signal_handlers
 
 AGE_SECONDS = 1.0
 #: Put among the keys when Ctrl-Z was pressed; no key has this name.
@@ -168,12 +169,5 @@ def _notified(inbox: Inbox) -> Iterator[None]:
     def stopped(number: int, frame: FrameType | None) -> Any:
         threading.Thread(target=inbox.press, args=([_STOP],), daemon=True).start()
 
-    before = {
-        number: signal.signal(number, handler)
-        for number, handler in ((signal.SIGWINCH, resized), (signal.SIGTSTP, stopped))
-    }
-    try:
+    with signal_handlers((signal.SIGWINCH,), resized), signal_handlers((signal.SIGTSTP,), stopped):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -59,7 +59,7 @@ class RunTrace:
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
     mini_batches: dict[Key, list[MiniBatchTrace]] = field(default_factory=lambda: defaultdict(list))
     applied: dict[int, list[tuple[str, Mapping[str, Any]]]] = field(default_factory=lambda: defaultdict(list))
-    #: Of a pipeline: an EST's backward in one worker's units. began: empty; ended: the record.
+    #: In a pipeline: an EST's backward in one worker's units. began: empty; ended: the record.
     backwards: dict[Key, list[MiniBatchTrace]] = field(default_factory=lambda: defaultdict(list))
 
     @property

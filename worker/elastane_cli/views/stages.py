@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 STASHES: Final = {"plain": "kept", "checkpoint": "recomputed", "swap": "swapped"}
-"""What becomes of what a stage's backward needs, by the kind of its memory."""
+"""Text for each way in which a stage keeps the activations for its backward."""
 
 
 def units_text(first_unit: int, end_unit: int) -> str:
@@ -26,7 +26,8 @@ def units_text(first_unit: int, end_unit: int) -> str:
 def cluster_of(job: job_pb2.Job) -> tuple[Cluster, int, int]:
     """Return a pipeline's workers and links, the number of measured links, and of all links.
 
-    Unmeasured links are filled in as the master does."""
+    Unmeasured links are filled in as the master does.
+    """
     from elastane_planner.cluster import Cluster, Device
     from elastane_planner.links import bandwidth_matrix
 

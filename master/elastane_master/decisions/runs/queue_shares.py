@@ -18,7 +18,7 @@ from elastane_master.decisions.runs.run import Run
 from elastane_master.decisions.runs.runner import Runner
 
 DEFAULT_QUEUE = "default"
-"""Of runs whose owner is in no queue: weight 1, nothing guaranteed, unless a queue of that name is set."""
+"""Queue of runs whose owner is in no queue: weight 1 and no guarantee, unless it is configured."""
 
 
 class QueueShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

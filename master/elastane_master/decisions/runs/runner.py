@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 DEVICE_TYPE = "cpu"
-"""Of the slots of a runner that does not say."""
+"""Device type of the slots of a runner that does not report one."""
 DEVICE_TYPE_MAX = 128
 
 RunnerKind = Literal["process", "container", "kubernetes"]

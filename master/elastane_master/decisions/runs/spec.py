@@ -29,7 +29,7 @@ LABELS_MAX = 64
 SECRETS_MAX = 64
 PARAMETERS_MAX = 1000
 PARAMETERS_BYTES_MAX = 96 * 1024
-"""Of all parameters as one JSON text: Linux starts no process with a variable of 128 KiB."""
+"""Limit of all parameters as one JSON text, because Linux starts no process with a variable of 128 KiB."""
 SLOTS_MAX = 65_536
 PRIORITY_MAX = 1000
 RETRIES_MAX = 1000

@@ -1,4 +1,4 @@
-"""What processes know that the store has forgotten.
+"""Recovers, from returning processes, facts that the store has lost.
 
 A store that loses acknowledged writes has an older map, lower lives and lower numbers of leases than the
 processes were told. None of these may go back, so a Hello lifts them above what its process knows.

@@ -1,4 +1,4 @@
-"""What is shown of the slots of a job."""
+"""View of a job's slots, for display."""
 
 from __future__ import annotations
 

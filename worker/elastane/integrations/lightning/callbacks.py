@@ -1,4 +1,4 @@
-"""What Lightning's callbacks keep, as part of the job's state, and the files they write."""
+"""State of Lightning's callbacks as part of the job's state, and the files that they write."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 
 class CallbackStates:
-    """State of all callbacks, and the values they may monitor: an object that `prepare` takes.
+    """State of all callbacks and the values that they may monitor, in the form that `job.prepare` accepts.
 
-    A worker that joins receives it with the weights.
+    A joining worker receives it with the weights.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -24,7 +24,7 @@ class CallbackStates:
         self._metrics: dict[str, torch.Tensor] = {}
 
     def validated(self, names: Iterable[str]) -> None:
-        """Note the values that a validation has logged."""
+        """Record the values logged by a validation."""
         found = self._trainer.callback_metrics
         self._metrics = self._metrics | {name: found[name] for name in names if name in found}
 
@@ -38,16 +38,16 @@ class CallbackStates:
             if kept is not None:
                 callback.load_state_dict(kept)
                 if isinstance(callback, ModelCheckpoint):
-                    vars(callback).update(kept)  # load_state_dict takes only a part
+                    vars(callback).update(kept)  # load_state_dict restores only a part
         self._metrics = dict(state["metrics"])
         self._trainer._logger_connector._callback_metrics.update(self._metrics)
 
 
 def same_in_every_worker(trainer: Trainer, job: str) -> None:
-    """Let the names of checkpoint files not depend on which worker chooses them, and when.
+    """Make the names of checkpoint files independent of which worker chooses them, and when.
 
-    They go to `default_root_dir/checkpoints/JOB` by default: the folder of a logger's version is another one
-    in each worker. A file that another run has left is written over.
+    They go to `default_root_dir/checkpoints/JOB` by default, because the folder of a logger's version differs
+    between workers. Files left by another run are overwritten.
     """
     for callback in trainer.callbacks:
         if isinstance(callback, ModelCheckpoint):
@@ -61,7 +61,7 @@ def _is_own(callback: ModelCheckpoint) -> Any:
 
 
 class WholeFiles(TorchCheckpointIO):
-    """Writes a checkpoint whole or not at all: a worker may be killed while it does."""
+    """Writes checkpoints atomically, because a worker may be killed while it writes."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         if "://" in str(path):

@@ -1,8 +1,7 @@
-"""Validation at the end of an epoch, as all ranks of DDP do it together.
+"""Validation at the end of an epoch, with the result that all ranks of DDP reach together.
 
-Each rank of DDP validates its part of the set. The ranks of a ring may be in any worker, so every worker runs
-the batches of all ranks, one rank after the other, and has the values of all: nothing is sent. That costs a
-worker the whole set.
+Each DDP rank validates its part of the dataset. Here every worker runs the batches of all ranks, one rank
+after the other: no values need to be exchanged, but each worker processes the whole dataset.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from elastane.rng import Generators
 class RanksInTurn:
     """Yields the batches of all ranks, one rank after the other.
 
-    loader: with a DistributedSampler, of any rank. batches: of each rank.
+    loader: has a DistributedSampler, of any rank. batches: number of batches of each rank.
     """
 
     def __init__(self, loader: DataLoader[Any], batches: int, loop: ElasticEvaluationLoop) -> None:
@@ -44,11 +43,12 @@ class RanksInTurn:
         return self._iterator
 
     def end(self) -> None:
-        """End the last rank: Lightning asks for no more than the batches it has counted."""
+        """End the last rank; Lightning stops iterating after the number of batches it has counted."""
         next(self._iterator, None)
 
     def _in_turn(self) -> Iterator[Any]:
-        # A rank draws once, where its iterator begins: the script's generators are those of one rank.
+        # Each rank draws a seed when its iterator begins; the script's generators must advance as for one
+        # rank.
         before = self._generators.capture()
         for rank in range(self.sampler.num_replicas):
             if rank:
@@ -65,7 +65,7 @@ class RanksInTurn:
 
 
 class ElasticEvaluationLoop(_EvaluationLoop):
-    """Lightning's loop of validation, over the batches of all ranks."""
+    """Lightning's validation loop over the batches of all ranks."""
 
     ranks: Ranks
     _ranks: RanksInTurn
@@ -92,7 +92,7 @@ class ElasticEvaluationLoop(_EvaluationLoop):
         super().on_run_start()
 
     def end_rank(self) -> None:
-        """Note that a rank has had its batches."""
+        """Record that all batches of a rank have been run."""
         if self._sums is not None and not self.trainer.sanity_checking:
             self._sums.end_rank()
 
@@ -121,7 +121,7 @@ class ElasticEvaluationLoop(_EvaluationLoop):
 def with_sampler(loader: DataLoader[Any], ests: int, *, shuffle: bool | None = None) -> DataLoader[Any]:
     """Return the loader with the sampler that Lightning gives it under DDP, for rank 0.
 
-    shuffle: None: as the loader's own. Raises LightningError for a sampler of the script's.
+    shuffle: None keeps the loader's own setting. Raises LightningError if the script gave a custom sampler.
     """
     if not isinstance(loader.sampler, RandomSampler | SequentialSampler):
         if isinstance(loader.sampler, DistributedSampler):

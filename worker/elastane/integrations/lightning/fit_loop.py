@@ -1,9 +1,9 @@
 """Lightning's loops over epochs and mini-batches, driven by the job.
 
-A worker runs a turn of the loop body for each of its ranks, and again in a replay. In every turn: the hooks
-up to backward, training_step, and the call of the optimizer's step, which takes effect in the last one. Once
-a step, in that turn: schedulers, on_train_batch_end, loggers, with what the first of the worker's ranks gave.
-What Lightning counts follows from the job's step, so a worker may begin anywhere.
+A worker runs one turn of the loop body for each of its ranks, and runs it again in a replay. Every turn runs
+the hooks up to backward, training_step, and optimizer.step(), which takes effect in the last turn. That turn
+also does the work of once per step: schedulers, on_train_batch_end and loggers, with the outputs of the
+worker's first rank. Lightning's counters are computed from the job's step, so a worker may join at any step.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ElasticFitLoop(_FitLoop):
     epoch_loop: ElasticEpochLoop
 
     def take_data(self, loader: Any, batches: int) -> None:
-        """Take the training loader. batches: of a rank in an epoch."""
+        """Set the training loader. batches: number of batches of a rank in an epoch."""
         self._combined_loader = CombinedLoader(loader, "max_size_cycle")
         self.max_batches = self.trainer.val_check_batch = batches
 
     def setup_data(self) -> None:
-        """Nothing: `take_data` was called when the strategy was set up."""
+        """Do nothing: `take_data` was called when the strategy was set up."""
 
     def run(self) -> None:
         if self.skip:
@@ -46,7 +46,7 @@ class ElasticFitLoop(_FitLoop):
         epochs = self._epochs()
         epoch = next(epochs, None)  # joins the ring
         self.ranks.enter()
-        if self.ranks.count > 1:  # nobody was rank 0 when the Trainer did
+        if self.ranks.count > 1:  # no process was rank 0 yet when the Trainer did this
             _log_hyperparams(self.trainer)
         drawn: torch.Tensor | None = torch.get_rng_state()
         self.on_run_start()
@@ -87,7 +87,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     ranks: Ranks
     val_loop: ElasticEvaluationLoop
     _epoch: int
-    #: Of the first rank here, by mini-batch of the running step: outputs, batch, values of `self.log`.
+    #: Outputs, batch and values of `self.log` of this worker's first rank, by mini-batch of the running step.
     _first: dict[int, tuple[Any, Any, dict[str, Any]]]
 
     def run_epoch(self, epoch: int) -> None:
@@ -109,7 +109,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
 
     @property
     def _batches_per_epoch(self) -> int:
-        """Mini-batches of an epoch in which every step, the last too, has all of its mini-batches."""
+        """Mini-batches of an epoch, rounded up to whole steps."""
         accumulated = self.trainer.accumulate_grad_batches
         return -(-int(self.trainer.num_training_batches) // accumulated) * accumulated
 
@@ -140,7 +140,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
             self._stepped(place)
 
     def _stepped(self, place: TurnPlace) -> None:
-        """Run what ranks of DDP do after a mini-batch, once, for those of the step."""
+        """Run, once per step, what DDP ranks do after each of the step's mini-batches."""
         trainer, last = self.trainer, max(self._first)
         self.ranks.enter()
         for batch_idx, (outputs, batch, logged) in self._first.items():
@@ -171,7 +171,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
     def _count(
         self, batch_idx: int, steps: int, *, ended: bool = False, logging_step: int | None = None
     ) -> None:
-        """Set Lightning's counters. steps: of the optimizer. ended: the mini-batch is over."""
+        """Set Lightning's counters. steps: optimizer steps so far. ended: True after the mini-batch."""
         before = self._epoch * int(self.trainer.num_training_batches)
         for tracker, base in ((self.batch_progress.current, 0), (self.batch_progress.total, before)):
             now = base + batch_idx + 1
@@ -193,7 +193,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
 
 
 def take_over(trainer: Any, ranks: Ranks) -> ElasticFitLoop:
-    """Make the trainer's loops those of this module; they keep what the Trainer has given them."""
+    """Replace the trainer's loops by those of this module, keeping their settings."""
     loop: Any = trainer.fit_loop
     for one, kind in (
         (loop, ElasticFitLoop),

@@ -1,8 +1,8 @@
-"""Values of `self.log`: each rank's sums, and their reduction over all ranks with the bits of gloo.
+"""Values of `self.log`: sums by rank, and their reduction over all ranks with the bits of gloo.
 
-A rank of DDP has a `_ResultCollection` of its own. A worker's stands for several ranks in turn, so what a
-rank has summed is kept here, between that rank's turns: for training as part of the rank's context, for
-validation until all ranks have had theirs.
+Each DDP rank has a `_ResultCollection` of its own. A worker uses one for several ranks in turn, so each
+rank's sums are kept here between its turns: in training as part of the rank's context, in validation until
+all ranks are done.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _COMBINE: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "min": torch.minimum,
 }
 Sum = tuple[Tensor, Tensor | None]
-"""What a rank has summed of a value, and of the batch sizes, for a mean."""
+"""A rank's sum of a value, and of the batch sizes if it is a mean."""
 
 
 def reduced(values: Sequence[Tensor], op: str) -> Tensor:
     """Reduce one number of every rank as Lightning's `sync_dist` does over gloo (PyTorch's ring all-reduce).
 
-    values: by rank. op: mean, sum, max or min.
+    values: one per rank, in rank order. op: mean, sum, max or min.
     """
     first, *others = canonical_order(0, len(values))
     result = values[first].clone()
@@ -52,17 +52,17 @@ def names_of(metric: Any) -> set[str]:
 
 
 def monitored(trainer: Any) -> set[str]:
-    """Return the names that decide something: of callbacks with `monitor`, and of schedulers."""
+    """Return the names that callbacks (`monitor`) and schedulers act on."""
     by_callbacks = {getattr(callback, "monitor", None) for callback in trainer.callbacks}
     by_schedulers = {config.monitor for config in trainer.lr_scheduler_configs if config.reduce_on_plateau}
     return {name for name in by_callbacks | by_schedulers if name}
 
 
 class TrainingSums:
-    """What one rank has summed in an epoch of training: an item that the job registers.
+    """One rank's sums in an epoch of training; registered with the job as an item of the rank's context.
 
-    The worker's collection is emptied before each turn, and what the turn has added goes in here before
-    backward(), where the rank's context is taken.
+    The worker's collection is emptied before each turn. What the turn adds is moved here before backward(),
+    where the rank's context is captured.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class TrainingSums:
             metric.reset()
 
     def take(self, results: Any, epoch: int) -> None:
-        """Add what the turn has logged."""
+        """Add the values logged in the turn."""
         sums = {} if epoch != self._epoch else self._sums
         found = dict(sums)
         for metric in _of_training(results):
@@ -95,7 +95,7 @@ class TrainingSums:
         self._epoch, self._sums = epoch, found
 
     def put(self, results: Any, epoch: int) -> None:
-        """Give the collection the epoch's sums of the rank whose state is in place, when its loop is over."""
+        """Restore the current rank's sums of the epoch into the collection, at the end of its loop."""
         for metric in _of_training(results):
             key = f"{metric.meta.fx}.{metric.meta.name}"
             if epoch == self._epoch and key in self._sums:
@@ -119,9 +119,9 @@ def _set(metric: Any, total: Sequence[Tensor | None]) -> None:
 
 
 class RankSums:
-    """What every rank has summed in one validation, and its torchmetrics' states.
+    """Every rank's sums in one validation, and the states of its torchmetrics.
 
-    results: of the validation's loop. module: whose torchmetrics are reduced as torchmetrics does.
+    results: the validation loop's collection. module: its torchmetrics are reduced as torchmetrics does.
     """
 
     def __init__(self, results: Any, module: LightningModule) -> None:
@@ -132,9 +132,9 @@ class RankSums:
         self._states: list[dict[int, dict[str, Any]]] = []
 
     def end_rank(self) -> None:
-        """Keep what a rank's batches have given, and empty everything for the next rank.
+        """Save the rank's sums and metric states, and reset both for the next rank.
 
-        Raises LightningError for a torchmetric that was not reset before.
+        Raises LightningError for a torchmetric that was not reset before the validation.
         """
         logged = [(key, one) for key, one in self._results.items() if one.is_tensor and not one.has_reset]
         self._ranks.append({key: _sum_of(one) for key, one in logged})
@@ -156,10 +156,10 @@ class RankSums:
         self._states.append(states)
 
     def reduce(self, decides: set[str]) -> None:
-        """Put the reduced values in place, as they are on every rank, or on rank 0 if they are not reduced.
+        """Store the reduced values in the collection; values that DDP does not reduce are rank 0's.
 
-        decides: names that callbacks and schedulers monitor. Raises LightningError for one that differs from
-        rank to rank.
+        decides: names that callbacks and schedulers monitor. Raises LightningError if one of them differs
+        between ranks.
         """
         ranks, self._ranks = self._ranks, []
         for key in {key for rank in ranks for key in rank}:
@@ -181,7 +181,7 @@ class RankSums:
 
 
 def unequal(name: str) -> Exception:
-    """Return the error for a value that decides something and is another one on every rank."""
+    """Return the error for a monitored value that differs between ranks."""
     return refused(
         f"{name!r} is monitored, and each rank has its own value",
         f"self.log({name!r}, ..., sync_dist=True) in validation_step",
@@ -194,7 +194,7 @@ def _reduced_sum(sums: Sequence[Sum], op: str) -> Sum:
 
 
 def _put_states(metric: Metric, states: Sequence[dict[str, Any]]) -> None:
-    """Give a metric the state that `Metric.sync` gives it on every rank."""
+    """Set a metric's state to what `Metric.sync` yields on every rank."""
     for name, reduction in metric._reductions.items():
         by_rank: list[Any] = [state[name] for state in states]
         if isinstance(metric._defaults[name], list):
@@ -211,7 +211,7 @@ def _put_states(metric: Metric, states: Sequence[dict[str, Any]]) -> None:
 
 
 def step_values(results: Iterable[Any]) -> dict[str, Tensor]:
-    """Return what a turn has logged with on_step, by name."""
+    """Return the values that a turn logged with on_step, by name."""
     return {
         one.meta.name: one._forward_cache
         for one in results

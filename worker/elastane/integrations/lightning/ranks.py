@@ -1,4 +1,4 @@
-"""Which rank this process is now: what the Strategy and the loops of one fit share."""
+"""The current rank of this process, shared by the Strategy and the loops of one fit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from elastane.runtime.job import Job, TurnPlace
 
 
 class Ranks:
-    """A worker's ranks.
+    """State of one fit that depends on the rank.
 
-    Attributes: job. rank: in a turn its virtual rank; elsewhere 0 in the worker that leads, else 1.
-    validates: a rank's validation_step is running. sums: of the rank whose turn it is. loader: the prepared
-    one. states: of callbacks; loader and states are there once the fit is set up.
+    Attributes: job. rank: the virtual rank in a turn; elsewhere 0 in the leader and 1 in other workers.
+    validates: True while a rank's validation_step runs. sums: those of the rank whose turn it is. loader: the
+    prepared training loader. states: callback states; loader and states are set when the fit is set up.
     """
 
     loader: Iterable[Any]
@@ -28,7 +28,7 @@ class Ranks:
         self.rank = 0
         self.validates = False
         self.sums = TrainingSums()
-        #: The last turn of rank 0 whose rank-zero functions have run: step, mini-batch.
+        #: (step, mini-batch) of the last turn in which rank 0's rank-zero functions ran.
         self._shown = (-1, -1)
         self.enter()
 
@@ -37,11 +37,11 @@ class Ranks:
         return self.job.num_ests
 
     def enter(self) -> None:
-        """Go on with code that is no rank's turn: rank-zero functions run in the worker that leads."""
+        """Enter code outside of any rank's turn: rank-zero functions run in the leader."""
         self.rank = rank_zero_only.rank = 0 if self.job._leads() else 1
 
     def begin_turn(self) -> TurnPlace:
-        """Go on as the rank whose turn it is; a repeated turn prints and logs nothing."""
+        """Become the rank whose turn it is; a replayed turn prints and logs nothing."""
         place = self.job._place()
         assert place is not None
         self.rank = rank_zero_only.rank = place.rank

@@ -1,4 +1,4 @@
-"""What of Lightning cannot have the bits of `strategy="ddp"` in a ring: refused by name."""
+"""Refuses, by name, features of Lightning that cannot have the bits of `strategy="ddp"` in a ring."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elastane_common.errors import UnsupportedError
 _PRECISIONS: Final = ("32-true", "64-true", "bf16-true", "bf16-mixed")
 _EACH_WORKER: Final = "each worker would decide by its own clock"
 _NOT_CARRIED: Final = "what it keeps is not part of the job's state"
-#: Why a callback cannot be exact. Subclasses too.
+#: Callbacks that cannot be exact, with the reason; applies to subclasses, too.
 _CALLBACKS: Final[dict[Any, str]] = {
     callbacks.BatchSizeFinder: "it trains before the job has begun",
     callbacks.LearningRateFinder: "it trains before the job has begun",
@@ -28,7 +28,7 @@ _CALLBACKS: Final[dict[Any, str]] = {
 
 
 class LightningError(UnsupportedError):
-    """A LightningModule or a Trainer asks for something that a ring cannot do exactly."""
+    """A LightningModule or Trainer uses a feature that a ring cannot reproduce exactly."""
 
     code = "ELA369"
 
@@ -39,7 +39,7 @@ def refused(what: str, hint: str) -> LightningError:
 
 
 def check_trainer(trainer: Trainer, module: LightningModule) -> None:
-    """Raise LightningError for arguments of the Trainer and the module. Called before optimizers exist."""
+    """Check the Trainer's arguments and the module. Raises LightningError. Called before optimizers exist."""
     if not module.automatic_optimization:
         raise refused(
             "manual optimization (automatic_optimization = False)",
@@ -78,7 +78,7 @@ def check_trainer(trainer: Trainer, module: LightningModule) -> None:
 
 
 def _is_whole(share: float) -> bool:
-    """True for 1.0; the integer is one mini-batch."""
+    """True for the float 1.0, all batches; the integer 1 means one mini-batch."""
     return isinstance(share, float) and share == 1.0
 
 
@@ -92,7 +92,7 @@ def _check_callback(callback: Any) -> None:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise LightningError for what configure_optimizers has returned; Lightning refuses several."""
+    """Check the result of configure_optimizers. Raises LightningError."""
     if not isinstance(optimizer, torch.optim.Optimizer) or not optimizer.param_groups:
         raise refused("configure_optimizers returned no optimizer", "return one")
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -100,7 +100,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def check_loader(name: str, loader: Any) -> DataLoader[Any]:
-    """Return the loader that `train_dataloader` or `val_dataloader` gave. Raises LightningError."""
+    """Return the loader of `train_dataloader` or `val_dataloader`. Raises LightningError if it is refused."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         kind = type(getattr(loader, "dataset", loader)).__name__
         raise refused(f"{name} gives a {kind}", "return one DataLoader over a dataset with __len__")

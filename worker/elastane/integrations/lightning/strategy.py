@@ -1,4 +1,4 @@
-"""What Lightning asks of a rank, answered by a worker that stands for several."""
+"""Lightning's Strategy for a worker that runs several ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from elastane.runtime.job import Job
 
 
 class _Wrapped(nn.Module):
-    """The module as the job trains it: as under DDP, its forward is training_step."""
+    """Wraps the module for `job.prepare`: as under DDP, its forward calls training_step."""
 
     def __init__(self, module: LightningModule) -> None:
         super().__init__()
@@ -48,13 +48,14 @@ class ElastaneStrategy(Strategy):
         trainer = Trainer(max_epochs=10, strategy=ElastaneStrategy())
         trainer.fit(LitClassifier(), loader, val_loader)
 
-    `elastane run --ests N` decides the number of ranks, in place of `devices=`. Without a master the script
-    trains in one process. One fit in a job; `test` and `validate` after it run the whole set in each worker.
+    `elastane run --ests N` sets the number of ranks, in place of `devices=`. Without a master the script
+    trains in one process. A job may contain one fit; `test` and `validate` after it process the whole dataset
+    in each worker.
 
     Attributes: job (see `elastane.init`).
 
     Args:
-        job: of a script that has called `elastane.init` itself.
+        job: the job, if the script has called `elastane.init` itself.
         options: find_unused_parameters, static_graph, gradient_as_bucket_view, bucket_cap_mb, as of
             `job.prepare`.
     Raises:
@@ -85,7 +86,7 @@ class ElastaneStrategy(Strategy):
 
     @property
     def is_distributed(self) -> bool:
-        """Without it Lightning ignores `sync_dist`."""
+        """True, because otherwise Lightning ignores `sync_dist`."""
         return self.world_size > 1
 
     @property
@@ -127,7 +128,7 @@ class ElastaneStrategy(Strategy):
             loader = with_sampler(loader, self.world_size, shuffle=True)
             loop.take_data(loader, len(loader))  # configure_optimizers may ask for the number of steps
             trainer._accelerator_connector.use_distributed_sampler = (
-                False  # `with_sampler` does what it would
+                False  # `with_sampler` has already done this
             )
         super().setup(trainer)
         if fits:
@@ -154,7 +155,7 @@ class ElastaneStrategy(Strategy):
             return self._forward_redirection(self._wrapped, self._module, "training_step", *args, **kwargs)
 
     def pre_backward(self, closure_loss: Tensor) -> None:
-        """Put what training_step has logged into the rank's context and the job's history."""
+        """Move the values that training_step logged into the rank's context and the job's history."""
         trainer = self._trainer
         results = trainer.fit_loop.epoch_loop._results
         if self.world_size > 1:
@@ -190,7 +191,7 @@ class ElastaneStrategy(Strategy):
         self.precision_plugin._after_closure(self._module, optimizer)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write a file in the worker that leads. Raises LightningError where buffers are not rank 0's."""
+        """Write a checkpoint file in the leader. Raises LightningError if the buffers are not rank 0's."""
         if (
             self.world_size > 1
             and self.job._place() is not None
@@ -211,7 +212,7 @@ class ElastaneStrategy(Strategy):
         return tensor
 
     def barrier(self, name: str | None = None) -> None:
-        """Nothing: workers meet at every step."""
+        """Do nothing: workers synchronise at every step."""
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         return obj

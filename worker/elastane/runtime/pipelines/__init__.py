@@ -1,1 +1,1 @@
-"""Jobs whose model is cut into units: `Job.prepare_pipeline` in every mode."""
+"""Pipeline jobs, whose model is divided into units: `Job.prepare_pipeline` in every mode."""

@@ -1,9 +1,10 @@
-"""Stand-ins for gradients of parameters whose gradients are in other workers: what `p.grad` shows there.
+"""Stand-ins for gradients that other workers hold, shown as `p.grad` of their parameters.
 
-Between `pipe(batch)` and the next step a worker has the averages of its own units alone. A script that adds
-up squares of what is there would clip by another norm in each worker. So `p.grad` of all other parameters is
-an `AbsentGradient`. Whatever is computed from it is one, too, and has no values: code that asks for a number,
-or changes a local gradient by it, is refused. What is done to each gradient alone is done where it is.
+Between `pipe(batch)` and the next step a worker has the averages of its own units only. A script that adds up
+the squares of the gradients it sees would clip by a different norm in each worker. So `p.grad` of all other
+parameters is an `AbsentGradient`. Results computed from it are absent, too, and have no values: code that
+asks for a number, or changes a local gradient by one, is refused. Operations on single gradients run on the
+worker that holds them.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from elastane.pipeline.units import Units
 from elastane.runtime.pipelines.errors import PipelineBodyError
 from elastane.state.unit_optimizer import UnitOptimizer
 
-#: What is told of a tensor without its values, and differs on the meta device.
+#: Attributes of a tensor that do not depend on its values, but differ on the meta device.
 _FORM: Final = frozenset(
     {"device", "is_cuda", "is_cpu", "is_meta", "get_device", "type", "__repr__", "__hash__", "__class__"}
     | {"__len__", "layout", "dtype", "shape", "size", "stride", "dim", "numel", "_version"}
 )
-#: Reads of values that the meta device would answer.
+#: Functions that read values and would not fail on the meta device.
 _READS: Final = frozenset(
     {"__format__", "__reduce_ex__", "__array__", "__dlpack__", "data_ptr", "equal", "tolist"}
 )
@@ -33,7 +34,7 @@ _MOVES: Final = frozenset({"to", "cpu", "cuda"})
 
 
 class AbsentGradient(Tensor):
-    """Stand-in for a gradient of another worker, with its shape, in one element of memory. Made by `of`."""
+    """Stand-in for another worker's gradient: its shape, in one element of memory. Made by `of`."""
 
     @classmethod
     def of(cls, like: Tensor) -> AbsentGradient:
@@ -75,7 +76,7 @@ class AbsentGradients:
         self._made: dict[int, AbsentGradient] = {}
 
     def show(self) -> None:
-        """Show them, once the averages are in `p.grad` of the local parameters."""
+        """Show the stand-ins. Called once the averages are in `p.grad` of the local parameters."""
         units = self._units
         here = {place for unit in self._active() for place in units.owned(unit)}
         for place, (spec, parameter) in enumerate(zip(units.specs, units.parameters, strict=True)):
@@ -90,9 +91,9 @@ class AbsentGradients:
 
     @contextmanager
     def groups_hidden(self) -> Iterator[None]:
-        """Within this context the groups have only the local parameters: the optimizer steps these.
+        """Context manager in which the optimizer's groups contain only local parameters.
 
-        The script's hooks before a step see all of them, as the loop body does.
+        The optimizer steps these; the script's hooks before a step see all parameters, as the loop body does.
         """
         shown, hooks, optimizer = self._optimizer.shows_all, [], self._optimizer.optimizer
         self._optimizer.show_held()
@@ -124,7 +125,7 @@ class AbsentGradients:
 
 
 def is_absent_gradient(tensor: Tensor) -> bool:
-    """True for a stand-in, and for what was computed from one."""
+    """True for a stand-in, and for results computed from one."""
     return isinstance(tensor, AbsentGradient)
 
 
@@ -138,7 +139,7 @@ def _refuse() -> NoReturn:
 
 
 def _name(func: Callable[..., Any]) -> str:
-    """Return a function's name; of a property's getter that of the property."""
+    """Return a function's name; for the getter of a property, the property's name."""
     name: str = getattr(func, "__name__", "")
     return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else name
 
@@ -170,7 +171,7 @@ def _computed(func: Callable[..., Any], name: str, args: Sequence[Any], given: d
 
 
 def _each(func: Callable[..., Any], name: str, args: Sequence[Any], given: dict[str, Any]) -> Any:
-    """Run a function of lists on the local gradients, element by element."""
+    """Run a function of lists (`torch._foreach_*`) on the local gradients; other results are absent."""
     lists = [one for one in (*args, *given.values()) if isinstance(one, list | tuple)]
     count = len(lists[0]) if lists else 0
     others = [one for one in (*args, *given.values()) if not isinstance(one, list | tuple)]
@@ -218,5 +219,5 @@ def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def _meta(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same form on the meta device, where nothing has values."""
+    """Return a tensor of the same shape and dtype on the meta device, which has no values."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")

@@ -14,10 +14,10 @@ _HINT = (
 
 
 class PipelineBatch:
-    """The mini-batches of one step, which `pipe(batch)` loads: those of all ESTs whose home this process is.
+    """The mini-batches of one step, for all ESTs of which this process is home; `pipe(batch)` loads them.
 
-    step: the global step. first, others: of a process with one rank, the first mini-batch and the iterator of
-    those that follow.
+    step: the global step. first, others: in a process with one rank, the first mini-batch, and an iterator
+    over the others.
     """
 
     def __init__(self, step: int, first: Any = None, others: Iterator[Any] | None = None) -> None:
@@ -26,7 +26,7 @@ class PipelineBatch:
         self.used = False
 
     def use(self) -> None:
-        """Record that it passes through the model now. Raises PipelineBodyError the second time."""
+        """Record that the batch is passed through the model. Raises PipelineBodyError the second time."""
         if self.used:
             raise PipelineBodyError(
                 f"pipe(batch) was called twice with the batch of step {self.step}",
@@ -35,7 +35,7 @@ class PipelineBatch:
         self.used = True
 
     def check_used(self) -> None:
-        """Raise PipelineBodyError if the loop body has not passed it to the pipe."""
+        """Raise PipelineBodyError if the loop body has not passed the batch to the pipe."""
         if not self.used:
             raise PipelineBodyError(
                 f"the loop body of step {self.step} did not call pipe(batch)",

@@ -1,9 +1,9 @@
 """A pipeline trainer's actions at a step boundary. Units move and are released by the ring's plan:
 
-    form     the group; then every member sends the units that others lack, and takes those that it lacks,
-             from members, a checkpoint or the script's initial values. A member of the ring before puts them
-             in place at once, beside those it had: they are released after the first step of the new ring
-    receive, adopt   a newcomer puts in place what has come, with what is common to all workers
+    form     the group; then every member sends the units that others lack, and gets those that it lacks
+             from members, a checkpoint or the script's initial values. Members of the previous ring load
+             them at once; their old units are released after the first step of the new ring
+    receive, adopt   a newcomer loads the received units and the state common to all workers
     enter    the executor gets the plan
 
 Every action ends before it returns: coroutines block the script's thread and never suspend.
@@ -79,7 +79,7 @@ class PipelineBoundaryActions(RingActions):
     # ------------------------------------------------------------------ checkpoints
 
     def save(self, message: ring_pb2.Checkpoint) -> None:
-        """Copy the units that this worker saves now, and write them in the background."""
+        """Copy the units that this worker saves, and write them in the background."""
         snapshot = take_unit_snapshot(
             self._state,
             saved_by(self._plan, self._me),
@@ -92,9 +92,9 @@ class PipelineBoundaryActions(RingActions):
         self._saver.write_snapshot(message, snapshot)
 
     async def restore(self, message: ring_pb2.Load) -> VerifiedCheckpoint | None:
-        """Find the newest usable checkpoint, and put in place what is common to all workers.
+        """Find the newest usable checkpoint, and load the state that is common to all workers.
 
-        Units come later, to each worker its own.
+        Each worker reads its own units later.
         """
         self._change_began = perf_counter()
         found = verify_for(message, num_ests=self._num_ests)
@@ -124,7 +124,7 @@ class PipelineBoundaryActions(RingActions):
         self.tell(lambda: protocol.end_replace(go.generation, go.resume_step, claimed))
 
     def _take_units(self, go: ring_pb2.Go, me: int) -> _Coming:
-        """Send what others lack; receive and read what this member lacks. The live state is not touched."""
+        """Send units that others lack; receive or read those missing here. Live state is unchanged."""
         transport, plan = self._transport, go.pipeline
         assert transport is not None
         began = self._handover_began = perf_counter()
@@ -133,7 +133,7 @@ class PipelineBoundaryActions(RingActions):
         if moves:
             probes.reached("hand_over", go.resume_step)
             if self._device.type == "cuda":
-                # The thread that hands over has a stream of its own.
+                # The hand-over thread has its own CUDA stream.
                 torch.cuda.current_stream(self._device).synchronize()
             move = partial(hand_over, transport, self._state, moves, me, tag_base=HANDOVER_TAG)
             handed = finish_in_thread("elastane-units", transport, move)
@@ -146,7 +146,7 @@ class PipelineBoundaryActions(RingActions):
                 self._note_handover("receive", go, handed.received_bytes)
         for name, units in read_by(plan, me).items():
             read = load_units(plan.checkpoint_url, name, units, self._state)
-            # What is common comes from the leader, which has read it and may have changed it since.
+            # Common state comes from the leader, which has read it and may have changed it since.
             staged = staged | Staged(read.units, None, read.devices)
         self._figures.handover_seconds += perf_counter() - began
         return _Coming(units_of(plan, me), staged, initial_of(plan, me))
@@ -160,7 +160,7 @@ class PipelineBoundaryActions(RingActions):
     async def adopt_state(self, go: ring_pb2.Go) -> None:
         coming = self._coming
         self._state.adopt(coming.wanted, coming.staged, initial=coming.initial)
-        # What it held before is of another step.
+        # units held before belong to another step
         self._session.protocol.units = tuple(ranges(coming.wanted))
         self._received = coming.staged
         self._member.replaced(None)

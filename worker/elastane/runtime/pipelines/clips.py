@@ -1,13 +1,12 @@
-"""`torch.nn.utils.clip_grad_norm_` of a pipeline's parameters is refused: a worker has gradients of its own
-units alone, so each would clip by another norm, and none by the model's.
+"""Refuses `torch.nn.utils.clip_grad_norm_` for a pipeline's parameters.
 
-Scripts import the function by name, so it is replaced in every module that holds it.
+A worker has the gradients of its own units only, so each worker would clip by a different norm, and none by
+the model's.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -16,8 +15,9 @@ from torch import Tensor
 from torch.nn.utils import clip_grad
 
 from elastane.runtime.pipelines.errors import PipelineBodyError
+from elastane.runtime.replaced_functions import replace_functions
 
-#: Torch's own, for who has the whole model. In an object, so that it is not replaced here.
+#: Torch's function, for processes with the whole model. Kept in an object so that it is not replaced here.
 stock_clip_grad_norm: Final = functools.partial(clip_grad.clip_grad_norm_)
 
 #: The pipeline's parameters by id.
@@ -25,17 +25,12 @@ _refused: dict[int, Tensor] = {}
 
 
 def refuse_clips(model: torch.nn.Module) -> None:
-    """Refuse it from now on. model: all units. Called by `prepare_pipeline`, in every mode."""
+    """Refuse the function from now on. model: all units. Called by `prepare_pipeline`, in every mode."""
     _refused.clear()
     _refused.update((id(parameter), parameter) for parameter in model.parameters())
     original = clip_grad.clip_grad_norm_
-    if hasattr(original, "_elastane_refuses"):
-        return
-    replaced = _checked(original)
-    for module in list(sys.modules.values()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if value is original:
-                setattr(module, name, replaced)
+    if not hasattr(original, "_elastane_refuses"):
+        replace_functions({original: _checked(original)})
 
 
 def _checked(original: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -1,4 +1,4 @@
-"""The pipe of a worker in a master's ring."""
+"""The pipe of an elastic worker."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ElasticPipe(Pipe):
         return super().held_state_dict()
 
     def _check_turn(self, what: str) -> None:
-        """Raise PipelineBodyError in the loop body: what it decided would depend on the plan."""
+        """Raise PipelineBodyError inside the loop body, where the answer would depend on the plan."""
         if self._runner.est_step is not None:
             raise PipelineBodyError(
                 f"the loop body reads {what}, which differs from worker to worker and from plan to plan",

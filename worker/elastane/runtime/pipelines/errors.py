@@ -6,7 +6,7 @@ from elastane_common.errors import StepError, UnsupportedError
 
 
 class PipelineOptionError(UnsupportedError):
-    """`prepare_pipeline` was given an argument that a pipeline cannot have."""
+    """`prepare_pipeline` got an argument that pipelines do not support."""
 
     code = "ELA394"
 
@@ -18,6 +18,6 @@ class PipelineBodyError(StepError):
 
 
 class EvaluationError(StepError):
-    """`pipe.evaluate` or `pipe.state_dict` was called where it is not possible."""
+    """`pipe.evaluate` or `pipe.state_dict` was called where it is not allowed."""
 
     code = "ELA396"

@@ -1,23 +1,23 @@
-"""Joint work of all workers between two epochs: evaluation through the stages, wherever they are, and the
-whole model's weights for workers that ask for them.
+"""Collective work between epochs: evaluation through all stages, and the whole model's weights on request.
 
-The script's code between epochs runs in every worker at its own pace, in some perhaps not at all: a worker
-that has just joined, or one that does not lead, may already wait for its next step. So all members meet in
-rounds, one that evaluates with every few mini-batches, one that waits with nothing to ask:
+Each worker runs the script's code between epochs at its own pace, and some may skip it: a worker that has
+just joined, or one that does not lead, may already be waiting for its next step. So all members meet in
+rounds; one that evaluates joins a round for every few mini-batches, one that waits joins with an empty
+request. In each round every member announces its position (which call of `evaluate`, how far), a request for
+weights, or that it waits. Then
 
-    told       every member says where it is: in which call of `evaluate`, how far; that it asks for weights;
-               or that it waits
-    nobody     asks: those who wait go on to the next step. After the last, the leader gets the weights: the
-               script's code after its loop over epochs may want them, when the others are gone. Nobody goes
-               before the leader has said that it has them
-    somebody   asks for weights: every unit's go to all who do
-    somebody   evaluates, and is furthest behind: that one's mini-batches go through the stages, and what `fn`
-               makes of the outputs is told to all. Others at the same place, with the same mini-batches, take
-               it too. A place is known by the script's lines: workers may evaluate at one where others do not
+    no request           waiting members go on to the next step. After the last step the leader receives the
+                         weights, because the script's code after its loop over epochs may need them when the
+                         others are gone; nobody leaves before the leader has confirmed
+    weights requested    all units' weights are sent to all members that asked
+    evaluation           the member furthest behind is served: its mini-batches go through the stages, and the
+                         results of `fn` are sent to all. Members at the same position with the same
+                         mini-batches use them, too. A position is identified by the script's lines, since
+                         workers may evaluate at places where others do not
 
-A round that a change of the ring cuts off is begun again in the new ring: no step has been made meanwhile, so
+A round interrupted by a change of the ring is repeated in the new ring; no step has been made meanwhile, so
 the weights are the same. If the job has gone back to a checkpoint, this process cannot know what the script
-would do with the answer, and a new one takes its place.
+would do with the result, so it exits and is replaced.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from elastane.state.value_digests import digest_any
 _log = structlog.get_logger(__name__)
 
 Lines = tuple[tuple[int, str], ...]
-"""Where in the script something is called: line and function, from the script's own to the one that calls."""
+"""Location of a call: (line, function) for each frame, from the script's module to the caller."""
 Place = tuple[int, Lines, int, str]
-"""Which call of `evaluate` at these lines since the last epoch's end, from 1; the lines; group of
-mini-batches in it; their digest. In the order in which a script comes to them, as far as can be known."""
+"""Position in evaluations: (call of `evaluate` at these lines since the last epoch's end, from 1; the lines;
+group of mini-batches; their digest). Sorts in the order in which a script reaches them, as far as known."""
 _WEIGHTS: Final[Place] = (0, (), 0, "weights")
-"""Of who asks for weights: before any evaluation, so that who does both is not waited for in vain."""
+"""Position of a request for weights; sorts before evaluations, which the same member may ask for next."""
 _ENDED: Final = "ended"
-"""Of who waits after the last epoch."""
+"""Position of a member that waits after the last epoch."""
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Mini-batches that are evaluated together. Empty: this member waits or asks for weights."""
+    """Mini-batches that are evaluated together; empty if this member waits or asks for weights."""
 
     place: Place | str | None = None
     batches: Sequence[Any] = ()
@@ -98,7 +98,7 @@ class Evaluation:
         found: list[Any] = []
         split, taken = self._parts.prepared.options.split, iter(batches)
         for number in itertools.count():
-            # As many at once as in a step, whatever the ring.
+            # As many at a time as in a step, independent of the ring.
             group = list(itertools.islice(taken, self._num_ests))
             if not group:
                 return found
@@ -143,7 +143,7 @@ class Evaluation:
         check_place(call, self._refusal())
 
     def _answer(self, group: _Group, step: int) -> Any:
-        """Return what `fn` makes of the group's outputs, or the weights."""
+        """Return the results of `fn` for the group's outputs, or the weights."""
         while True:
             try:
                 if not self._protocol.is_running:
@@ -155,7 +155,7 @@ class Evaluation:
                 self._tell_broken(error)
 
     def _round(self, group: _Group) -> tuple[Place, Any] | None:
-        """Run one round; return its subject and the results. None: nobody asks for anything.
+        """Run one round; return its subject and the results. None: there was no request.
 
         Raises RingAborted, RingBroken.
         """
@@ -164,12 +164,12 @@ class Evaluation:
         at = [place for place, _ in told]
         places = [place for place in at if isinstance(place, tuple)]
         if not places:
-            self._final.forget()  # those of an end that the job has gone back from
+            self._final.forget()  # kept before the job went back to a checkpoint
             if all(place == _ENDED for place in at):
                 self._final.begin(wanted=executor.me == executor.leader)
                 executor.gather_weights([executor.leader], self._final.take)
                 self._final.end()
-                executor.tell_all(None)  # what a worker that leaves has sent may be lost with it
+                executor.tell_all(None)  # messages of a worker that leaves could be lost with it
             executor.flush()
             return None
         first = min(places)
@@ -226,7 +226,7 @@ def _lines(frame: FrameType | None) -> Lines:
 
 
 def _autocasts() -> dict[str, str]:
-    """Return the types to which the script casts now, by kind of device."""
+    """Return autocast's current dtypes, by device type."""
     return {
         device: str(torch.get_autocast_dtype(device)).removeprefix("torch.")
         for device in ("cpu", "cuda")
@@ -236,7 +236,7 @@ def _autocasts() -> dict[str, str]:
 
 @contextmanager
 def _under(casts: Mapping[str, str]) -> Iterator[None]:
-    """Within this context, autocast as the evaluating member does."""
+    """Context manager: use the evaluating member's autocast settings."""
     present = _autocasts()
     with ExitStack() as stack:
         for device in {*casts, *present}:

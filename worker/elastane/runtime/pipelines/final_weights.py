@@ -1,7 +1,7 @@
 """The trained model's weights, kept in the leader for the code after the loop over epochs.
 
-By then the other workers may be gone, and whether that code asks for them is not known before. They are in
-files, since the model may be larger than memory: as large as its parameters and buffers, in TMPDIR.
+By then the other workers may be gone, and whether the code needs the weights cannot be known earlier. They
+are kept in files in TMPDIR, because the model may be larger than memory.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import Tensor
 
 
 class FinalWeights:
-    """Weights by unit in a folder of temporary files, which ends with the process."""
+    """Weights by unit in a folder of temporary files, which is removed at process exit."""
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files: list[Path] = []
-        #: True once all units have been taken.
+        #: True once all units have been stored.
         self.is_whole = False
-        #: Why they are not here, if they should be.
+        #: Why the weights are missing, if they should be here.
         self.failure = ""
 
     def begin(self, *, wanted: bool) -> None:
-        """Start over. wanted: True if they are kept in this process."""
+        """Start over. wanted: True if this process keeps the weights."""
         if self._folder is not None:
-            self._folder.cleanup()  # what was read of them stays readable
+            self._folder.cleanup()  # tensors read from the old files stay valid
         self._folder, self._files, self.failure, self.is_whole = None, [], "", False
         if not wanted:
             return
@@ -37,7 +37,7 @@ class FinalWeights:
             self.failure = str(error)
 
     def take(self, weights: dict[str, Tensor]) -> None:
-        """Keep the next unit's. A full disk must not end the training: see `failure`."""
+        """Store the next unit's weights. A full disk does not stop the training: see `failure`."""
         if self._folder is None or self.failure:
             return
         path = Path(self._folder.name) / f"unit-{len(self._files)}.pt"
@@ -58,7 +58,7 @@ class FinalWeights:
         self.failure = why
 
     def forget(self) -> None:
-        """Discard them: the training continues."""
+        """Discard the weights, because training continues."""
         self.begin(wanted=False)
 
     def read(self) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""Fingerprints of the state that all workers of a pipeline have in common: hyperparameters, schedulers,
-extras, carried values, which parameters are frozen and which units are in eval mode.
+"""Fingerprints of the state that all workers of a pipeline have in common.
 
-Weights and the optimizer's state of them are with other workers, so they are not compared.
+This is hyperparameters, schedulers, extras, carried values, which parameters are frozen and which units are
+in eval mode. Weights and optimizer state are divided among workers, so they are not compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastane.runtime.fingerprints import Fingerprints
 from elastane.state.unit_state import UnitState
 
 _DIVIDED = ("params", "param_names")
-"""Of a group: those of the units that are here."""
+"""Keys of a param_group that differ between workers, because they cover only the local units."""
 
 
 class CommonFingerprints(Fingerprints):
@@ -64,7 +64,7 @@ class _Flags:
 
 
 class _Extras:
-    """A state's extras, as of the time when they are requested, and the flags."""
+    """A state's extras, read when they are requested, and the flags."""
 
     def __init__(self, extras: dict[str, Any], flags: _Flags) -> None:
         self._extras, self._flags = extras, flags

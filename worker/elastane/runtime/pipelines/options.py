@@ -1,4 +1,4 @@
-"""Keyword arguments of `job.prepare_pipeline`, and refusals of those that a pipeline cannot have."""
+"""Keyword arguments of `job.prepare_pipeline`, and refusals of those that pipelines do not support."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class PipelineOptions:
     """Options of `prepare_pipeline`.
 
     loss_fn: (output of the last unit, target) -> scalar loss. split: mini-batch -> (input, target).
-    scheduler: constructor, called with the optimizer. memory_bytes: that this worker's stage may use; 0: not
-    known. profile: times of the units; None: they are measured while the job trains. train: those of
-    `prepare` that pipelines have, too.
+    scheduler: constructor, called with the optimizer. memory_bytes: memory that this worker's stage may use;
+    0: unknown. profile: times of the units; None: they are measured while the job trains. train: options
+    shared with `prepare`.
     """
 
     loss_fn: Callable[[Any, Any], Tensor]
@@ -80,7 +80,7 @@ class PipelineOptions:
         )
 
     def check_profile(self, names: Sequence[str]) -> None:
-        """Raise PipelineOptionError if the profile is of other units."""
+        """Raise PipelineOptionError if the profile describes other units."""
         if self.profile is None:
             return
         found = [unit.name for unit in self.profile.units]

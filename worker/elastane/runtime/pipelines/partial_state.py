@@ -1,7 +1,7 @@
-"""Refusals of saving or averaging a part of the model by a script that takes it for the whole.
+"""Refuses to save or average a part of the model where the script expects the whole.
 
-Weights of units that are elsewhere read as NaN, and the optimizer has no state of them. Whoever saves that
-has lost them, and sees it when the file is read.
+Weights of units held elsewhere read as NaN, and the optimizer has no state for them. A script that saved them
+would have lost them, and would notice only when it loads the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elastane.runtime.prepared_objects import PreparedObjects, replace_method
 
 
 def refuse_partial_state(units: Units, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse from now on `state_dict()` of units that are not held here, and of the optimizer."""
+    """From now on, refuse `state_dict()` of units that are not held here, and of the optimizer."""
     for unit in range(units.count):
         module = units.module(unit)
         if any(True for _ in (*module.parameters(), *module.buffers())):

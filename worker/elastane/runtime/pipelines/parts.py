@@ -1,7 +1,7 @@
-"""The objects that a pipeline worker's steps use, with the interface that the trainer knows from other jobs.
+"""The objects that a pipeline worker's steps use, with the interface of the trainer's parts in other jobs.
 
-What watches the turns of one worker, or the whole model, has no place in a pipeline: the loop body runs once
-a step, and each worker holds other units. Those parts are `Off`.
+Parts that watch a worker's turns or the whole model do not apply to a pipeline, where the loop body runs once
+per step and each worker holds different units. They are replaced by `Off`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from elastane_common.observe.figures import WorkerFigures
 
 
 class Off:
-    """A part of the trainer that pipelines do not have: each call does nothing."""
+    """Null object for a part of the trainer that pipelines do not have: every call does nothing."""
 
     def begin_loop(self, *_: Any) -> None: ...
     def check_between_epochs(self, step: int) -> None: ...
@@ -36,7 +36,7 @@ class Off:
 
 
 class PipelineState:
-    """A pipeline worker's state as the trainer sees it: `UnitState`."""
+    """Adapter of `UnitState` to the interface that the trainer expects of a worker's state."""
 
     def __init__(self, units: UnitState) -> None:
         self.units = units
@@ -46,7 +46,7 @@ class PipelineState:
         return self.units.extras
 
     def load(self, received: Staged) -> None:
-        """Load again the state that came from other members, for the units that are still held."""
+        """Load the state received from other members again, for the units that are still held."""
         active = self.units.active
         kept = {unit: saved for unit, saved in received.units.items() if unit in active}
         self.units.adopt(active, Staged(kept, received.common, received.devices))
@@ -78,7 +78,7 @@ class PipelineParts:
         return self.generators.capture() | self.source.registry.capture()
 
     def put(self, states: Mapping[str, bytes]) -> None:
-        """Put an EST's states in place."""
+        """Restore an EST's states."""
         self.generators.exchange(states)
         self.source.registry.exchange(states)
 

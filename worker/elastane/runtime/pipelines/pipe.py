@@ -1,4 +1,4 @@
-"""The `pipe` of a script: runs a step's mini-batches through the units, by the same rules in every mode."""
+"""The `pipe` object of a script, which runs a step's mini-batches through the units in every mode."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Pipe(abc.ABC):
             loss = pipe(batch)
             optimizer.step()
 
-    losses: of the last step, by EST; with accumulation, those of its last mini-batch. A process of stock DDP
-    knows its own only. loss_fn: the script's, which `pipe(batch)` calls.
+    losses: of the last step, by EST; with accumulation, those of its last mini-batch. A stock DDP process
+    knows only its own. loss_fn: the script's loss function, which `pipe(batch)` calls.
     """
 
     def __init__(self, units: Units, loss_fn: Callable[[Any, Any], Tensor]) -> None:
@@ -31,12 +31,12 @@ class Pipe(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, batch: PipelineBatch) -> Tensor:
-        """Run forward and backward of a step, and average gradients; returns the loss, detached.
+        """Run forward and backward of a step, and average gradients; return the detached loss.
 
-        It is the mean over all ESTs, added in their order; in a process of stock DDP the rank's own. Each
-        EST's own loss is logged as "loss" unless the script logs another value under that name; in `job.log`
-        the returned tensor stands for each EST's own loss. Raises PipelineBodyError; what a unit raises, with
-        notes that name EST and unit.
+        The loss is the mean over all ESTs, added in rank order; in a stock DDP process it is the rank's own.
+        Each EST's own loss is logged as "loss" unless the script logs another value under that name. When the
+        returned tensor is passed to `job.log`, each EST's own loss is logged. Raises PipelineBodyError, and a
+        unit's own exception, with notes that name EST and unit.
         """
 
     @abc.abstractmethod
@@ -47,20 +47,20 @@ class Pipe(abc.ABC):
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        """Clip the averages as `torch.nn.utils.clip_grad_norm_` of the whole model; returns the total norm.
+        """Clip the averages like `torch.nn.utils.clip_grad_norm_` of the whole model; return the total norm.
 
-        Called between `pipe(batch)` and `optimizer.step()`, in every worker. The norm is NaN if the step is
-        lost meanwhile: it will be run again.
+        Called between `pipe(batch)` and `optimizer.step()`, in every worker. Returns NaN if the step is lost
+        meanwhile, and will be run again.
         """
 
     @abc.abstractmethod
     def evaluate(self, batches: Iterable[Any], fn: Callable[[Any, Any], Any]) -> list[Any]:
         """Return `fn(output, batch)` for each mini-batch, in order, with all units in eval mode.
 
-        Called between epochs. batches: divided into input and target as those of the training loader. fn: of
-        the model's output and the mini-batch, without effects on anything else; what it returns (numbers,
-        tensors, tuples, lists and dicts of them) is sent to all workers that call `evaluate`. Generators are
-        only changed by what iterating over `batches` draws. Raises EvaluationError.
+        Called between epochs. batches: split into input and target like those of the training loader. fn: a
+        function of the model's output and the mini-batch, without side effects; its results (numbers,
+        tensors, tuples, lists and dicts of them) are sent to all workers that call `evaluate`. Generators
+        advance only by what iterating over `batches` draws. Raises EvaluationError.
         """
 
     @property
@@ -72,13 +72,13 @@ class Pipe(abc.ABC):
     def state_dict(self) -> dict[str, Tensor]:
         """Return the parameters and persistent buffers of the whole model, by stock's names.
 
-        Called between epochs, in any workers: the other ones send what they hold. After the last epoch the
-        worker that leads has them still. Its tensors are copies on the CPU, in a process of stock DDP the
-        model's own. Raises EvaluationError.
+        Called between epochs, by any of the workers; the others send the units that they hold. After the last
+        epoch it works in the leader only. The tensors are copies on the CPU; in a stock DDP process they are
+        the model's own. Raises EvaluationError.
         """
 
     def held_state_dict(self) -> dict[str, Tensor]:
-        """Return the parameters and persistent buffers of the units held in this process, on their device."""
+        """Return parameters and persistent buffers of the units held in this process, on their device."""
         found: dict[str, Tensor] = {}
         for unit in sorted(self._units.held):
             found |= self._units.module(unit).state_dict(prefix=self._units.prefix(unit))
@@ -96,7 +96,7 @@ def check_batch(batch: Any) -> PipelineBatch:
 
 
 def check_place(call: str, refusal: str) -> None:
-    """Raise EvaluationError for a call that may not be made now. refusal: why not; empty: it may."""
+    """Raise EvaluationError for a call that is not allowed now. refusal: the reason; empty if allowed."""
     if refusal:
         raise EvaluationError(
             f"{call} was called {refusal}",
@@ -118,7 +118,7 @@ def mean_of(losses: list[Tensor]) -> Tensor:
 
 
 class EvalMode:
-    """Puts all modules into eval mode within a `with` block, and turns autograd off."""
+    """Context manager that puts all modules into eval mode and turns autograd off."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model

@@ -19,8 +19,8 @@ from elastane.state.unit_optimizer import UnitOptimizer
 class PreparedPipeline:
     """The units of a script's model, and the objects that train them.
 
-    objects: the same as `prepare` sorts them: the stock model, the optimizer, the loader, schedulers, extras.
-    scheduler: None if there is none.
+    objects: the stock model, optimizer, loader, schedulers and extras, sorted as by `prepare`. scheduler:
+    None if the script has none.
     """
 
     units: Units
@@ -42,8 +42,8 @@ class PreparedPipeline:
     ) -> PreparedPipeline:
         """Build the units, then the optimizer, then the scheduler, as the stock script would in that order.
 
-        release: no unit is held afterwards; False: all are. Raises UnsupportedError for what a pipeline
-        cannot have.
+        release: True to hold no unit afterwards, False to hold all. Raises UnsupportedError for what
+        pipelines do not support.
         """
         check_loader(loader)
         check_extras(extras)
@@ -62,6 +62,6 @@ class PreparedPipeline:
         return cls(built, divided, scheduler, objects, options)
 
     def returned(self, pipe: Any, loader: Any) -> tuple[Any, ...]:
-        """Return the objects for the script: pipe, optimizer, loader, and the scheduler if it gave one."""
+        """Return the objects for the script: pipe, optimizer, loader, and the scheduler if there is one."""
         found = pipe, self.optimizer.optimizer, loader
         return found if self.scheduler is None else (*found, self.scheduler)

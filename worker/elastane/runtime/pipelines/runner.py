@@ -5,7 +5,7 @@
              body: optimizer.step() ─▶ report, wait for Prepared, apply
              ─▶ complete, or drop
 
-`PipelineBody` decides what is reported, applied and dropped. A step that is lost leaves no trace.
+`PipelineBody` decides what is reported, applied and dropped. A lost step has no effect.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ LOSS = "loss"
 class PipelineRunner:
     """Runs the steps of one worker. Used by the script's thread.
 
-    device: of the units. Set by the assembly: settle, which takes part in a change of the ring; rest, which
-    takes part in other members' evaluation until none is left, False if the ring has changed.
+    device: of the units. Two callbacks are set when the job is assembled: settle takes part in a change of
+    the ring; rest takes part in other members' evaluations until none is left, and returns False if the ring
+    has changed.
     """
 
     def __init__(self, parts: PipelineParts, device: torch.device) -> None:
@@ -66,12 +67,12 @@ class PipelineRunner:
         self._state = StepState()
         self._batch: PipelineBatch | None = None
         self._turns: list[Turn] = []
-        #: Logged before `pipe(batch)`.
+        #: Values logged before `pipe(batch)`.
         self._logged: dict[str, Any] = {}
         self._mean: Tensor | None = None
-        #: A forward and a mini-batch of this step are run and made twice.
+        #: True in a step that runs one forward twice and loads one mini-batch twice, to compare them.
         self._twice = False
-        #: The turn that the loop body runs; None outside the loader loop. Its rank is the first home EST's.
+        #: The turn of the loop body; None outside of the loader loop. Its rank is that of the first home EST.
         self.est_step: EstStep | None = None
         #: The step at which the current ring began.
         self.resume_step = 0
@@ -119,8 +120,8 @@ class PipelineRunner:
     def compute(self, batch: PipelineBatch) -> Tensor:
         """Run all mini-batches of the step through the units, up to the sums; returns the mean of the losses.
 
-        A ring that changes meanwhile is left and joined again here, so that the script sees its step once.
-        Only if the job goes on from another step, which the loop then runs, NaN is returned.
+        If the ring changes meanwhile, the new one is joined here and the step repeated, so that the script
+        sees its step once. Returns NaN only if the job continues from another step, which the loop then runs.
         """
         if batch is not self._batch:
             raise PipelineBodyError(
@@ -142,7 +143,7 @@ class PipelineRunner:
     def _begin_again(self, error: RingError) -> bool:
         """Take part in the ring change that ended the attempt, and begin another attempt.
 
-        False, with the step lost, if the job goes on from another step.
+        Returns False, with the step lost, if the job continues from another step.
         """
         step, self._actions.failure, lost = self._state.step, error, self.est_step
         finish(self._body.give_up())
@@ -189,7 +190,7 @@ class PipelineRunner:
         return self._mean
 
     def _load(self, turn: Turn, states: Parts) -> tuple[MicroBatch, Parts]:
-        """Return the EST's next mini-batch, and its states after loading. states: before."""
+        """Return the EST's next mini-batch, and its states after loading. states: those before."""
         parts = self._parts
         parts.put(states)
         asked = perf_counter()
@@ -206,7 +207,7 @@ class PipelineRunner:
         return MicroBatch(given, target, generators), generators | parts.source.registry.capture()
 
     def _remake(self, turn: Turn, before: Parts, batch: Any, info: BatchInfo) -> None:
-        """Load a mini-batch again, from the states before it. Raises RepeatDiffersError if it differs."""
+        """Load a mini-batch again from the states before it. Raises RepeatDiffersError if it differs."""
         parts = self._parts
         after = parts.states()
         parts.put(before)
@@ -243,16 +244,15 @@ class PipelineRunner:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Context in which the optimizer may step: its groups have only the local parameters."""
+        """Context manager for the optimizer's step, in which its groups have only local parameters."""
         with self._parts.absent.groups_hidden():
             yield
 
     def begin_apply(self) -> bool:
-        """True if the global step is applied in this turn; reports it, and waits until all contexts are
-        durable.
+        """Report the step and wait until all contexts are durable; return True if it is applied in this turn.
 
-        False after a ring change; once True, it stays True for the turn. Raises StepError outside the loop
-        and before pipe(batch).
+        Returns False after a ring change; once True, it stays True for the turn. Raises StepError outside of
+        the loop and before pipe(batch).
         """
         if self.est_step is None:
             raise StepError("optimizer.step() was called outside the loader loop")
@@ -265,7 +265,7 @@ class PipelineRunner:
         return may_step
 
     def clip(self, *arguments: Any) -> Tensor:
-        """Clip the averages; NaN if the ring ends meanwhile: the step is lost."""
+        """Clip the averages; return the norm, or NaN if the ring has ended and the step is lost."""
         if not self.has_averages("pipe.clip_grad_norm_"):
             return torch.tensor(math.nan)
         try:
@@ -277,7 +277,7 @@ class PipelineRunner:
     def has_averages(self, what: str, *, applying: bool = False) -> bool:
         """True if the averages of the step are in p.grad; False if the step is lost.
 
-        what: is done with them. applying: that may also be while the optimizer steps. Raises
+        what: the intended use, for the error. applying: also allowed while the optimizer steps. Raises
         PipelineBodyError in any other place.
         """
         state = self._state
@@ -354,7 +354,7 @@ class PipelineRunner:
             )
 
     def _check_items(self, before: Parts) -> None:
-        """Raise PipelineBodyError for a registered item that a unit has changed: it does not travel."""
+        """Raise PipelineBodyError if a unit has changed a registered item: the change would be lost."""
         now = self._parts.source.registry.capture()
         if changed := [name for name, state in now.items() if before.get(name) != state]:
             raise PipelineBodyError(

@@ -1,10 +1,10 @@
 """GradScaler in a pipeline: no worker has all gradients, so an overflow found by any worker counts for all.
 
-    pipe(batch)        scales each EST's loss, and after the sums all members tell whether one is not finite
-    scaler.unscale_    divides the averages held here; what it has found is what all members have found
-    scaler.step        as in any job: the step is made, or skipped, by all
+    pipe(batch)        scales each EST's loss; after the sums all members exchange whether theirs are finite
+    scaler.unscale_    divides the averages held here; found_inf is the result of all members
+    scaler.step        as in any job: all members make the step, or all skip it
 
-The answer is there before the step is reported: from then on nobody may need another member's help.
+The exchange is complete before the step is reported: after that, no member may depend on another.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JoinedScaler:
         self._device = device
         self._found_inf = False
         if self._scaler is not None:
-            # By it both `unscale_` and the steps of fused optimizers look for what is not finite.
+            # `unscale_` and fused optimizers both use it to check for values that are not finite.
             replace_method(self._scaler, "_unscale_grads_", self._unscale)
 
     def begin_step(self) -> None:
@@ -53,7 +53,7 @@ class JoinedScaler:
         scaler = self._scaler
         if scaler is None:
             return
-        if scaler._scale is None:  # torch makes it where a loss is scaled: on the last stage alone
+        if scaler._scale is None:  # torch creates it where a loss is scaled, which is only on the last stage
             scaler._lazy_init_scale_growth_tracker(self._device)
         if any(one["stage"] is OptState.UNSCALED for one in scaler._per_optimizer_states.values()):
             scaler._per_optimizer_states.clear()

@@ -1,7 +1,8 @@
-"""Figures of a pipeline's worker: times of its units, speeds of its links, and the time of a step.
+"""Performance figures of a pipeline worker: unit times, link bandwidth and step time.
 
-Of a step every few seconds it also tells when its blocks ran. All members choose the same steps: multiples of
-a power of two that depends on how long steps usually are, so that members who differ in that still meet.
+Every few seconds it also reports when the blocks of a step ran. All members must choose the same steps: they
+choose multiples of a power of two that depends on the usual step time, so that members whose measurements
+differ still have steps in common.
 """
 
 from __future__ import annotations
@@ -19,16 +20,15 @@ from elastane_common.observe.figures import WorkerFigures
 from elastane_common.observe.running_median import RunningMedian
 from elastane_planner.last_step import BLOCKS_TOLD_MAX
 
-#: Steps of a ring that its units' times rest on: the first ones, which are slow, are fewer than half.
+#: Steps of a ring after which unit times are reported: by then the slow first ones are fewer than half.
 UNIT_STEPS_MIN: Final = 2 * SETTLING_STEPS + 1
-#: About the time between two steps whose blocks are told.
+#: Approximate time between two steps whose blocks are reported.
 BLOCKS_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True)
 class StepBlocks:
-    """When a step began, in seconds since the Unix epoch, and its blocks began and ended, in seconds from
-    then."""
+    """Start of a step, in seconds since the Unix epoch, and (start, end) of its blocks, relative to it."""
 
     step: int
     began_at: float
@@ -72,8 +72,11 @@ class PipelineSpeed:
         generation: int,
         is_replay: bool,
     ) -> None:
-        """Note an applied step. units: returns their usual (forward, backward) seconds of one micro-batch;
-        overhead: what its stage takes beside them; links: the bandwidth of those from other workers."""
+        """Record an applied step.
+
+        units: returns the usual (forward, backward) seconds of a micro-batch by unit. overhead: the same of a
+        block without its units. links: bandwidth of the links from other workers, in bytes per second.
+        """
         if generation != self._generation:
             self._generation, self._steps_in_ring, self._whole = generation, 0, RunningMedian()
         self._steps_in_ring += 1
@@ -90,7 +93,7 @@ class PipelineSpeed:
         if found := units():
             order = sorted(found)
             forward, backward = overhead()
-            # at once: another thread reads them
+            # in one assignment, because another thread reads them
             vars(figures).update(
                 first_unit=order[0],
                 unit_forward_seconds=[found[unit][0] for unit in order],

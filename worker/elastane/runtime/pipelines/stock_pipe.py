@@ -18,15 +18,15 @@ from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.scaling import scale_of
 
 ENDED: Final = "after the last epoch"
-"""Why a script may not evaluate: the other workers may be gone."""
+"""Reason to refuse an evaluation at that point: the other workers may be gone."""
 
 
 class StockPipe(Pipe):
     """Runs the mini-batches of one rank through the whole model.
 
-    model: the units' nn.Sequential, wrapped by DistributedDataParallel or not. calls: of the job. log: stores
-    values of the step, unless they are there. refusal: returns why the script may not evaluate now; empty: it
-    may. leads: the rank is 0.
+    model: the units' nn.Sequential, possibly wrapped by DistributedDataParallel. calls: the job's step calls.
+    log: stores values of the step unless they are set already. refusal: returns why the script may not
+    evaluate now; "" if it may. leads: True on rank 0.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class StockPipe(Pipe):
 
 
 class StockPipelineLoader:
-    """The loader of such a process: yields one batch a global step. Other attributes are the DataLoader's.
+    """Loader of a stock process: yields one batch per global step. Other attributes are the DataLoader's.
 
     mini_batches: a loader that counts an epoch's mini-batches. step: returns the global step now running.
     """

@@ -43,7 +43,7 @@ class UnitTrace(StepTrace):
 
     @contextmanager
     def backward(self, step: int, rank: int, micro: int) -> Iterator[None]:
-        """Context in which the backward of an EST runs on this worker's stage."""
+        """Context manager around the backward of an EST on this worker's stage."""
         self._est_step, self._gradients = (step, rank, micro), []
         try:
             yield
@@ -72,7 +72,9 @@ class UnitTrace(StepTrace):
 def open_unit_trace(
     worker: str, prepared: PreparedPipeline, state: UnitState, registry: Registry
 ) -> UnitTrace | None:
-    """Open the trace of a pipeline's worker; None unless it is enabled. Call it before the executor is built:
-    its hooks come first."""
+    """Open the trace of a pipeline worker; None unless tracing is enabled.
+
+    Must be called before the executor is built, so that the trace's hooks run first.
+    """
     directory = os.environ.get(VARIABLE)
     return UnitTrace(directory, f"elastic-{worker}", prepared, state, registry) if directory else None

@@ -1,7 +1,7 @@
-"""Refuses, at its line, what a pipeline's script carries from step to step outside of the job's state.
+"""Refuses values that a pipeline's script carries from step to step outside of the job's state.
 
-The loop body runs once a step, but a worker that joins starts with initial values, a lost step runs the body
-again, and units and loss run once for each EST, on whichever worker. So the rules are those of other jobs.
+The same rules as in other jobs apply. Although the loop body runs only once per step, a joining worker starts
+with initial values, a lost step runs the body again, and units and loss run once for each EST, on any worker.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ class PipelineWatch:
         self._prepared, self._registered = prepared, tuple(registered)
         self._attributes = AttributeWatch(prepared, loss_fn)
         self._copies = PartialCopyWatch(prepared, self._registered)
-        #: Steps in which copies of the weights are still looked for.
+        #: Number of further steps in which copies of the weights are looked for.
         self._close = 0
 
     def begin_loop(self, frame: types.FrameType | None) -> None:
-        """Check a loop over the loader when it begins. Raises CarriedValueError for values that its source
-        shows to be carried into the result."""
+        """Check a loop over the loader when it begins.
+
+        Raises CarriedValueError for values that, by the source, are carried into the result.
+        """
         check_loop(frame, self._prepared, self._registered, pipeline=True)
         self._close = CLOSE_STEPS
 
@@ -44,8 +46,8 @@ class PipelineWatch:
     def end_step(self, est_step: EstStep) -> None:
         """Check a finished step.
 
-        Raises CarriedValueError for an attribute of a unit that is held here, of the loss or of the
-        optimizer, that keeps changing and decides the result; CopyNotPreparedError for a copy of the weights.
+        Raises CarriedValueError if an attribute of a held unit, the loss or the optimizer keeps changing and
+        affects the result; CopyNotPreparedError for a copy of the weights.
         """
         self._attributes.end_est_step(est_step)
         if self._close:

@@ -1,1 +1,1 @@
-"""Asynchronous training with parameter servers, as a script sees it: `job.prepare_ps`, `job.push`."""
+"""The script's side of asynchronous training with parameter servers: `job.prepare_ps`, `job.push`."""

@@ -1,37 +1,28 @@
-"""Torch's functions that clip gradients are refused where rows are remote: they see the dense ones alone.
-
-Scripts import the functions by name, so they are replaced in every module that holds them.
-"""
+"""Refuses torch's gradient clipping for models with remote rows: it sees the dense gradients alone."""
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from torch import Tensor
 from torch.nn.utils import clip_grad
 
+from elastane.runtime.replaced_functions import replace_functions
 from elastane.runtime.slots.errors import PsOptimizerError
 
 _NAMES: Final = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_")  # the last since 2.6
-#: Parameters of the model, by id; kept, so that no other object gets the id of one.
+#: The model's parameters by id. They are referenced so that no other object can get the same id.
 _refused: dict[int, Tensor] = {}
 
 
 def refuse_clips(parameters: Iterable[Tensor]) -> None:
-    """Refuse them for these parameters from now on."""
+    """Refuse the functions for these parameters from now on."""
     _refused.clear()
     _refused.update((id(parameter), parameter) for parameter in parameters)
-    for original in [getattr(clip_grad, name) for name in _NAMES if hasattr(clip_grad, name)]:
-        if hasattr(original, "_elastane_rows"):
-            continue
-        replaced = _checked(original)
-        for module in list(sys.modules.values()):
-            for name, value in list(getattr(module, "__dict__", {}).items()):
-                if value is original:
-                    setattr(module, name, replaced)
+    originals = [getattr(clip_grad, name) for name in _NAMES if hasattr(clip_grad, name)]
+    replace_functions({one: _checked(one) for one in originals if not hasattr(one, "_elastane_rows")})
 
 
 def _checked(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The memory of the script's dense parameters, cut into the blocks of slots."""
+"""Memory of the script's dense parameters, divided into the blocks of slots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def dense_tensor(name: str, parameter: Tensor, rule: str, group: int) -> DenseTe
 
 
 class DenseMemory:
-    """parameters: in the order of `spec.tensors`. Their initial values are kept: a slot may need them."""
+    """Maps parameters to blocks. parameters: in the order of `spec.tensors`.
+
+    Initial values are kept, because a slot may have to be initialised from them later.
+    """
 
     def __init__(self, spec: ModelSpec, parameters: Sequence[Tensor]) -> None:
         self._spec, self._parameters = spec, list(parameters)
@@ -28,7 +31,7 @@ class DenseMemory:
         digest = hashlib.sha256()
         for values in self._initial:
             digest.update(_memory(values))
-        #: SHA-256 of the initial values, in the order of the blocks.
+        #: SHA-256 of the initial values, in block order.
         self.digest = digest.digest()
         self.slots = [slot for slot in range(spec.slots) if spec.layout(slot).blocks]
 
@@ -49,7 +52,7 @@ class DenseMemory:
                     part.copy_(torch.frombuffer(section, dtype=layout.block_dtype(position)))
 
     def gradients(self) -> list[Values | None]:
-        """Take the parameters' gradients, in the order of their memory; those not there are None."""
+        """Remove and return the parameters' gradients, each in memory order; None where there is none."""
         taken: list[Values | None] = []
         for parameter in self._parameters:
             gradient, parameter.grad = parameter.grad, None
@@ -80,7 +83,7 @@ class DenseMemory:
 
 
 def _in_memory(values: Tensor) -> Tensor:
-    """Elements of a tensor without gaps, in the order of its memory."""
+    """Return the elements of a tensor without gaps, in memory order."""
     return torch.as_strided(values, (values.numel(),), (1,))
 
 

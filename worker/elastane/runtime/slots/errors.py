@@ -1,4 +1,4 @@
-"""What a script that trains with parameter servers can do wrong."""
+"""Errors of scripts that train with parameter servers."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from elastane_common.errors import EXIT_REFUSED, ElastaneError, StepError
 
 
 class PsOptimizerError(ElastaneError):
-    """The optimizer, or one of its settings, cannot run at parameter servers."""
+    """Parameter servers do not support the optimizer, or one of its settings."""
 
     code = "ELA481"
     exit_code = EXIT_REFUSED
 
 
 class RowIdError(ElastaneError):
-    """An embedding was asked for a row that it does not have."""
+    """An embedding was called with an id outside of its table."""
 
     code = "ELA482"
 
 
 class NonFiniteGradientError(ElastaneError):
-    """A gradient has a NaN or an infinity; nothing of the task was applied."""
+    """A gradient contains NaN or infinity; no part of the task was applied."""
 
     code = "ELA483"
 
@@ -31,13 +31,13 @@ class NotPushedError(StepError):
 
 
 class ReplayError(ElastaneError):
-    """A run cannot be computed again, or this is another one than that of the journal."""
+    """A run cannot be replayed, or its replay differs from the journal."""
 
     code = "ELA492"
 
 
 class PsModeError(ElastaneError):
-    """Parameter servers cannot be used in this mode, or beside what the script has prepared."""
+    """Parameter servers cannot be used in this mode, or together with what the script has prepared."""
 
     code = "ELA496"
     exit_code = EXIT_REFUSED

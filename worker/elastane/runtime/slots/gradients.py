@@ -1,4 +1,4 @@
-"""A task's gradients as the parts of its push."""
+"""Divides a task's gradients into the parts of its push."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from elastane.tables.spec import ModelSpec
 
 
 def row_gradients(spec: ModelSpec, table: int, used: Sequence[tuple[Ids, Tensor]]) -> tuple[Ids, Values]:
-    """Add up a table's gradients over its uses in a task, in their order: ids, ascending, and sums.
+    """Sum a table's gradients over its uses in a task, in order of use; return ascending ids with sums.
 
-    used: ids and leaf of each use; a leaf without a gradient has taken no part in the loss.
+    used: ids and leaf of each use; a leaf without a gradient did not contribute to the loss.
     """
     parts = [(ids, leaf.grad.cpu()) for ids, leaf in used if leaf.grad is not None]
     told = spec.layouts[0].tables[table]
@@ -38,7 +38,7 @@ def row_gradients(spec: ModelSpec, table: int, used: Sequence[tuple[Ids, Tensor]
 def non_finite(
     names: Sequence[str], dense: Sequence[Values | None], tables: Mapping[str, tuple[Ids, Values]]
 ) -> str:
-    """Return the name of a parameter or table whose gradient has a NaN or an infinity; "" if none has."""
+    """Return the name of a parameter or table with NaN or infinity in its gradient; "" if there is none."""
     for name, gradient in zip(names, dense, strict=True):
         if gradient is not None and not is_finite(gradient):
             return name
@@ -52,7 +52,7 @@ def parts_of(
     tables: Mapping[int, tuple[Ids, Values]],
     divided: Callable[[int, Ids], BySlot],
 ) -> dict[int, PushPart]:
-    """Divide gradients into the parts of slots; those without any are left out. divided: of a table's ids."""
+    """Divide gradients by slot; slots without any are left out. divided: divides a table's ids by slot."""
     rows: dict[int, list[RowGradients]] = {slot: [] for slot in memory.slots}
     for table in sorted(tables):
         ids, values = tables[table]

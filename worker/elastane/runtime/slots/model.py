@@ -1,4 +1,4 @@
-"""A script's model as dense tensors and tables of rows."""
+"""Describes a script's model to parameter servers: dense tensors and tables of rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elastane_slots.placement import BLOCK_BYTES, SLOTS
 
 _log = structlog.get_logger(__name__)
 
-#: Function of a task's positions that returns, by name of the embedding, the ids that it will use.
+#: Function of a task's positions that returns the ids it will use, by name of the embedding.
 RowsOf = Callable[[range], Mapping[str, Any]]
 #: Distribution and scale of initial rows.
 Initial = tuple[Distribution, float]
@@ -32,7 +32,7 @@ Initial = tuple[Distribution, float]
 
 @dataclass(frozen=True)
 class PsArguments:
-    """What `job.prepare_ps` was given."""
+    """The arguments of `job.prepare_ps`."""
 
     net: nn.Module
     optimizer: Optimizer | Sequence[Optimizer]
@@ -53,22 +53,22 @@ class PsArguments:
 
 @dataclass(frozen=True)
 class ModelParts:
-    """tables: embeddings whose rows are remote, by name, in the order of the model's tables."""
+    """The parts of a model. tables: embeddings with remote rows, by name, in the order of the tables."""
 
     spec: ModelSpec
     dense: list[nn.Parameter]
     tables: dict[str, nn.Module]
     groups: OptimizerGroups
-    #: Digest of what is neither in a slot nor changed by training; it must be equal in all workers.
+    #: Digest of values outside of slots that training does not change; must be equal in all workers.
     local: str
-    #: Keys of its state_dict that are in no slot.
+    #: Keys of the model's state_dict that are in no slot.
     absent: list[str]
 
 
 def model_parts(
     given: PsArguments, *, slots: int = SLOTS, seed: int = 0, wire: Wire = "float32"
 ) -> ModelParts:
-    """Take a model apart; changes nothing. Raises PsModelError, PsOptimizerError."""
+    """Divide a model into its parts, without changing it. Raises PsModelError, PsOptimizerError."""
     if not isinstance(given.net, nn.Module):
         raise PsModelError(f"job.prepare_ps was given a {type(given.net).__name__} for a model")
     optimizers = given.optimizers
@@ -163,7 +163,7 @@ def _row_table(name: str, module: Any, initial: Initial, groups: OptimizerGroups
 def _initial_of(given: Initial | Mapping[str, Initial] | None, name: str) -> Initial:
     chosen = given.get(name) if isinstance(given, Mapping) else given
     if chosen is None:
-        return "normal", 1.0  # as nn.Embedding begins
+        return "normal", 1.0  # the initial distribution of nn.Embedding
     if not isinstance(chosen, tuple) or len(chosen) != 2:
         raise PsModelError(
             f"the rows of {name!r} cannot begin as {chosen!r}", hint='such as ("uniform", 0.05)', table=name
@@ -188,7 +188,7 @@ def _say_large(net: nn.Module) -> None:
 
 
 def refuse_loading(net: nn.Module) -> None:
-    """Refuse `load_state_dict` of a model and its parts from now on: the next pull would undo it."""
+    """From now on, refuse `load_state_dict` of the model and its parts: the next pull would undo it."""
     for module in net.modules():
         replace_method(module, "load_state_dict", _refuse_loading)
 

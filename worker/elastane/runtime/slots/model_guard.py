@@ -1,7 +1,7 @@
-"""Changes of a model since `prepare_ps` that parameter servers would not hear of.
+"""Detects changes of a model since `prepare_ps` that parameter servers would not notice.
 
-Weights are compared by sums of their bits, which take a small part of the time that pulling them does. Values
-that change places within one tensor leave its sum as it is.
+Weights are compared by sums of their bits, which take much less time than pulling the weights. Values that
+only swap places within one tensor are not detected.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ModelGuard:
-    """net: with remote embeddings already. dense: the parameters that parameter servers have, by name."""
+    """Watches one model. net: embeddings are already remote. dense: parameters held by servers, by name."""
 
     def __init__(self, net: nn.Module, dense: Mapping[str, nn.Parameter]) -> None:
         self._net, self._dense = net, dict(dense)
-        #: Held, so that no new parameter gets the id of one that is gone.
+        #: Referenced so that no new parameter can get the id of a deleted one.
         self._known = {id(parameter): parameter for parameter in [*net.parameters(), *dense.values()]}
         self._layouts = {name: _layout(parameter) for name, parameter in dense.items()}
         self.pulled()
 
     def pulled(self) -> None:
-        """The parameters have just been written by a pull, or what the script writes is no matter."""
+        """Record the current parameters, after a pull has written them or where the script may write."""
         self._sums = self._sums_of_bits()
 
     def check(self) -> None:
-        """Look at the model before the next pull, and before a push. Raises PsModelError."""
+        """Check the model; called before each pull and push. Raises PsModelError."""
         for name, parameter in self._net.named_parameters():
             if id(parameter) not in self._known and (parameter.requires_grad or name in self._dense):
                 raise PsModelError(

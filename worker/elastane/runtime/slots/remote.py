@@ -1,4 +1,4 @@
-"""Parameter servers of a job at a master."""
+"""Connects a worker to the parameter servers of its job."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ def prepare_remote(
 ) -> PreparedPs:
     """Register a model with the master, and return it with its weights at parameter servers.
 
-    require_open: raises once the job is over.
-    Raises PsModelError, PsOptimizerError; PsModeError if the job's model is another one;
-    MasterUnreachableError.
+    require_open: raises once the job is over. Raises PsModelError, PsOptimizerError; PsModeError if the job
+    has another model; MasterUnreachableError.
     """
     client = MasterClient(environment.master, timeout_seconds=environment.master_timeout_seconds)
     try:

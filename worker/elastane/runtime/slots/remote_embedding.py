@@ -1,7 +1,7 @@
-"""Embeddings whose rows are pulled when they are used.
+"""Embeddings whose rows are pulled on use.
 
-A module of the script becomes one in place: its class changes, so that everything that refers to it goes on,
-and its weight is no parameter any more. The values of a row begin as `elastane_slots.initial_rows` says.
+A module of the script is converted in place: its class changes, so that references to it stay valid, and its
+weight is no longer a parameter. `elastane_slots.initial_rows` defines the initial values of rows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from elastane.tables.spec import PsModelError
 
 _log = structlog.get_logger(__name__)
 
-#: Returns the rows of ascending ids of a table, as a leaf whose gradient is taken at the end of the task.
+#: Returns a table's rows for ascending ids, as a leaf whose gradient is read at the end of the task.
 Rows = Callable[[int, Ids], Tensor]
 
 
 class _Remote(nn.Module):
-    """What scripts do with a module that has no weight of its own."""
+    """Behaviour shared by remote modules, which have no weight of their own."""
 
     _name: str
     _said_lacking: bool = False
@@ -57,7 +57,7 @@ class _Remote(nn.Module):
 
 
 class RemoteEmbedding(_Remote, nn.Embedding):
-    """An nn.Embedding whose rows are at parameter servers."""
+    """An nn.Embedding with its rows at parameter servers."""
 
     _table: int
     _rows: Rows
@@ -69,7 +69,7 @@ class RemoteEmbedding(_Remote, nn.Embedding):
 
 
 class RemoteEmbeddingBag(_Remote, nn.EmbeddingBag):
-    """An nn.EmbeddingBag whose rows are at parameter servers."""
+    """An nn.EmbeddingBag with its rows at parameter servers."""
 
     _table: int
     _rows: Rows
@@ -83,7 +83,7 @@ class RemoteEmbeddingBag(_Remote, nn.EmbeddingBag):
         ids, inverse = _unique(self, input)
         rows = self._rows(self._table, ids).to(input.device)
         if not len(ids):
-            # torch refuses bags of an empty table
+            # torch refuses bags over an empty table
             rows = torch.cat([rows, rows.new_zeros(1, self.embedding_dim)])
         return functional.embedding_bag(
             inverse,
@@ -103,7 +103,7 @@ _REMOTE: Final[dict[type[nn.Module], type[nn.Module]]] = {
 
 
 def is_sparse(module: nn.Module) -> bool:
-    """True for an embedding whose rows are to be pulled one by one: with sparse=True."""
+    """True for an embedding whose rows are pulled individually: one with sparse=True."""
     return isinstance(module, nn.Embedding | nn.EmbeddingBag) and bool(module.sparse)
 
 
@@ -141,7 +141,7 @@ def make_remote(module: nn.Module, name: str, table: int, rows: Rows) -> None:
 
 
 def _unique(module: RemoteEmbedding | RemoteEmbeddingBag, given: Tensor) -> tuple[Ids, Tensor]:
-    """Return the ids, ascending, each once, and the place of every element of `given` among them."""
+    """Return the distinct ids in ascending order, and the index among them of every element of `given`."""
     if given.dtype not in (torch.int64, torch.int32):
         raise RowIdError(
             f"{module._name!r} was given ids of {given.dtype}", hint="int64 or int32", table=module._name
@@ -162,7 +162,7 @@ def _unique(module: RemoteEmbedding | RemoteEmbeddingBag, given: Tensor) -> tupl
 
 
 def _place(ids: Ids, padding: int | None) -> int | None:
-    """Place of the padding row among `ids`; None if it is not there."""
+    """Return the index of the padding row in `ids`; None if it does not occur."""
     if padding is None:
         return None
     place = int(np.searchsorted(ids, padding))

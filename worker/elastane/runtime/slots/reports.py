@@ -1,4 +1,4 @@
-"""Leases of tasks that push, as the script gets them, and their reports."""
+"""Converts leases of pushing tasks to the script's tasks, and their results to reports."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def task_of(dataset: str, leased: shard_pb2.Task) -> PushTask:
 
 
 def held_task(dataset: str, held: HeldTask) -> PushTask:
-    """Return the task of a lease that was held."""
+    """Return the task of a lease that was taken ahead."""
     attempt, lease, generation = held.attempt, held.lease, held.generation
     return PushTask(held.epoch, held.index, held.indices, attempt, dataset, lease, generation)
 
 
 def report_of(task: PushTask, end: TaskEnd) -> list[shard_pb2.TaskReport]:
-    """Return what is reported of a task: nothing if it is FAILED already."""
+    """Return what is reported of a task: its report, or nothing if it is already FAILED."""
     report = shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt)
     if end.kind == "closed":
         return []
@@ -40,10 +40,10 @@ def report_of(task: PushTask, end: TaskEnd) -> list[shard_pb2.TaskReport]:
 
 
 class PushingTasks:
-    """What the loop over tasks needs of a prepared model. pulls, pushes: in the background, with `ahead`.
+    """The loop's view of a prepared model. With `ahead`, pulls and pushes run in the background.
 
-    ahead: most pushes that may be on their way while the script works on. own_seeds: each task begins with
-    random numbers of its own, so that it can be computed again in another order.
+    ahead: maximum number of pushes in flight while the script continues. own_seeds: each task starts with
+    its own random numbers, so that it can be replayed in another order.
     """
 
     def __init__(self, prepared: PreparedPs, ahead: int = 0, *, own_seeds: bool = False) -> None:
@@ -54,30 +54,30 @@ class PushingTasks:
         self._begun = 0
 
     def begin(self, task: PushTask) -> None:
-        """The script gets a task."""
+        """Record that the script gets a task."""
         probes.reached("task", self._begun)
         self._begun += 1
         self._prepared.begin(task)
 
     def pull_ahead(self, task: PushTask) -> None:
-        """Begin to pull what a later task needs."""
+        """Start to pull the weights of a later task."""
         self._prepared.pull_ahead(task)
 
     def end(self, task: PushTask) -> list[shard_pb2.TaskReport]:
-        """The script asks for the next task: wait for this one's answers. Raises NotPushedError."""
+        """Wait for this task's answers, when the script asks for the next task. Raises NotPushedError."""
         return report_of(task, self._prepared.end().result())
 
     def end_later(self, task: PushTask) -> list[shard_pb2.TaskReport]:
-        """As `end`, but return reports of the tasks that have their answers. Raises their errors."""
+        """End the task; wait while more than `ahead` are in flight. Return reports; raise their errors."""
         self._on_the_way[self._prepared.end()] = task
         return self.reports(len(self._on_the_way) - self._ahead)
 
     def leave(self) -> None:
-        """The script has left the loop: its tasks are given back."""
+        """Give back the script's tasks, because it has left the loop."""
         self._prepared.leave()
 
     def reports(self, at_least: int = 0) -> list[shard_pb2.TaskReport]:
-        """Return reports of pushes that were answered; waits until `at_least` were, -1: all."""
+        """Return reports of answered pushes. at_least: number to wait for; -1: all."""
         wanted = len(self._on_the_way) if at_least < 0 else at_least
         ended = {future for future in self._on_the_way if future.done()}
         while len(ended) < wanted:

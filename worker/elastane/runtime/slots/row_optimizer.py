@@ -1,4 +1,4 @@
-"""Optimizers of embeddings' rows, in the form of torch's: so that schedulers and parameter groups work."""
+"""Optimizers of embedding rows with torch's interface, so that schedulers and parameter groups work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from elastane.runtime.slots.errors import PsOptimizerError
 
-#: Names of rules, as scripts write them, and as parameter servers do.
+#: Names of rules as scripts write them -> as parameter servers do.
 RULES: Final = {"sgd": "row_sgd", "rowwise_adagrad": "rowwise_adagrad", "lazy_adam": "lazy_adam"}
 _EPS: Final = {"sgd": 0.0, "rowwise_adagrad": 1e-10, "lazy_adam": 1e-8}
 

@@ -8,10 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class TaskEnd:
-    """What is reported of a task. closed: nothing, it is FAILED already.
+    """Outcome of a task, from which its report is made. closed: no report, as the task is already FAILED.
 
-    lives_sum, map_generations: of a done one, as of `PushOutcome`. error: of a failed one, and why one is
-    given back. staleness: the highest of any slot; versions: by slot, after the push.
+    lives_sum, map_generations: of a done task, as in `PushOutcome`. error: of a failed task, or the reason
+    for giving one back. staleness: maximum over slots. versions: by slot, after the push.
     """
 
     kind: Literal["done", "returned", "closed", "failed"]
@@ -32,5 +32,5 @@ class PushTask:
     attempt: int = 1
     dataset: str = field(default="", repr=False)
     lease: int = field(default=0, repr=False)
-    #: Of the oldest slot map that will do.
+    #: Generation of the oldest slot map that may be used.
     generation: int = field(default=0, repr=False)

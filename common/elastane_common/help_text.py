@@ -59,7 +59,7 @@ class HelpGroup(TyperGroup):
 
 
 _SHORT_HELP_LENGTH: Final = 1000
-"""Of a command in the list, in characters: its first paragraph is shown whole."""
+"""Limit of a command's help in the list, in characters: enough to show its whole first paragraph."""
 
 
 def _write_parameters(command: Any, context: Any, formatter: Any) -> None:

@@ -19,13 +19,15 @@ class EventFilter:
     """Criteria that an event must meet; empty fields match every event.
 
     kinds: "worker_lost", or "worker" for every kind that begins with "worker_". workers: worker ids.
-    sequence: lowest event number. since: earliest time, in seconds since the Unix epoch.
+    sequence: lowest event number. since: earliest time, in seconds since the Unix epoch. text: words in the
+    kind, the worker or the reason, in any case of letters.
     """
 
     kinds: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
     sequence: int = 0
     since: float = 0.0
+    text: str = ""
 
     def wants(self, dated: DatedEvent) -> bool:
         """True if an event passes. One that forms a ring belongs to all its members."""
@@ -35,9 +37,16 @@ class EventFilter:
             dated.kind == one or dated.kind.startswith(f"{one}_") for one in self.kinds
         ):
             return False
+        if self.text and not self._says(dated):
+            return False
         if not self.workers or dated.worker in self.workers:
             return True
         return any(place.worker in self.workers for place in dated.members or ())
+
+    def _says(self, dated: DatedEvent) -> bool:
+        wanted = self.text.casefold()
+        words = (dated.kind, dated.kind.replace("_", " "), dated.worker, dated.reason)
+        return any(wanted in one.casefold() for one in words)
 
 
 EVERYTHING: Final = EventFilter()

@@ -30,8 +30,9 @@ from pseudo_terminal import Terminal
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-WIDE = {"width": 1100, "height": 1500}
-SHORT = {"width": 1100, "height": 420}
+WIDE = {"width": 1440, "height": 1250}
+SHORT = {"width": 1440, "height": 420}
+COMPARED = {"width": 1440, "height": 820}
 PHONE = {"width": 360, "height": 740}
 WAIT_MS = 90_000
 
@@ -111,11 +112,21 @@ async def pictures(base: str, stub: Any, folder: Path) -> None:
         await page.get_by_role("button", name="Checkpoint now").click(timeout=WAIT_MS)
         await expect(page.locator("#notice")).to_contain_text("heckpoint", timeout=WAIT_MS)
         await asyncio.sleep(3)  # a picture of a job that has gone on for a while after it
+        await page.goto(f"{base}/jobs/digits")
+        await expect(page.locator("#incidents .lost")).to_contain_text("replaced after", timeout=WAIT_MS)
+        await page.locator("svg.timeline rect.h0").last.hover()
+        await expect(page.locator("#timeline .readout")).to_contain_text("generation")
         await page.screenshot(path=folder / "dashboard-job.png")
         await page.set_viewport_size(SHORT)
         await page.goto(f"{base}/")
-        await expect(page.locator("progress")).to_be_visible()
+        await expect(page.locator("polyline.curve")).to_be_visible(timeout=WAIT_MS)
         await page.screenshot(path=folder / "dashboard-jobs.png")
+        await page.set_viewport_size(COMPARED)
+        for name in ("digits", "nightly"):
+            await page.get_by_label(f"Compare {name}").check()
+        await page.get_by_role("button", name="Compare two").click()
+        await expect(page.get_by_role("heading", name="digits and nightly")).to_be_visible()
+        await page.screenshot(path=folder / "dashboard-compare.png")
         faults = watched.faults
         for file, options in (
             ("dashboard-dark.png", {"viewport": WIDE, "color_scheme": "dark"}),

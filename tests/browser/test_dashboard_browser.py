@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import grpc
@@ -78,7 +79,57 @@ async def test_a_job_is_followed_steered_and_read_by_keyboard(tmp_path: Path) ->
         worker.call.cancel()
         await expect(page.locator("tr[data-kind=worker_lost]")).to_be_visible()
         await expect(page.locator("svg.timeline .sign.death")).to_have_count(1)
+        await expect(page.locator("#incidents .lost")).to_contain_text(re.compile(r"a lost \d+\.\d s ago"))
+        # On a wide window, what changes seldom is beside what happens.
+        events, workers = [await page.locator(f"#{one}").bounding_box() for one in ("events", "workers")]
+        assert events is not None and workers is not None
+        assert workers["x"] > events["x"] + events["width"] and workers["y"] < events["y"]
         await expect(page.locator("#workers tbody tr")).to_have_count(1)
+        # Under the pointer, and under the cursor of the arrow keys, is what happened then.
+        readout = page.locator("#timeline .readout")
+        await page.locator("svg.timeline rect.h0").first.hover()
+        await expect(readout).to_contain_text("a: ESTs 0-1, generation 1")
+        await page.locator("#timeline .pointed").focus()
+        await page.keyboard.press("ArrowRight")
+        await expect(page.locator("svg.timeline line.cursor")).to_have_count(1)
+        # A curve's values by the pointer, and its axis by a form, without the page being loaded again.
+        await page.locator("svg.values").hover(position={"x": 3, "y": 40})
+        await expect(page.locator("#curves .readout")).to_have_text("step 0: 1")
+        await page.get_by_label("logarithmic").check()
+        await page.get_by_label("smoothed").select_option("0.9")
+        await expect(page.locator("polyline.raw")).to_have_count(1)
+        assert page.url.endswith("?scale=log&smooth=0.9")
+        await page.get_by_label("logarithmic").uncheck()
+        await page.get_by_label("smoothed").select_option("")
+        await expect(page.locator("polyline.raw")).to_have_count(0)
+        # A part of it by a link and by dragging; the page shows it without being loaded again.
+        await page.evaluate("window.loaded = 'once'")
+        await page.locator("#zoom-in").click()
+        await expect(page.locator("#zoom-out")).to_be_visible()
+        assert "span=" in page.url
+        await page.locator("#zoom-all").click()
+        await expect(page.locator("#zoom-out")).to_have_count(0)
+        box = await page.locator("svg.timeline").bounding_box()
+        assert box is not None
+        await page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 30)
+        await page.mouse.down()
+        await page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 30)
+        await expect(page.locator("svg.timeline rect.cursor")).to_have_count(1)
+        await page.mouse.up()
+        await expect(page.locator("#zoom-out")).to_be_visible()
+        assert "began=" in page.url and await page.evaluate("window.loaded") == "once"
+        await page.locator("#zoom-all").click()
+        await expect(page.locator("#zoom-out")).to_have_count(0)
+        # A search shows what matches while it is typed, and stays in the address.
+        await page.get_by_label("Search").fill("LOST")
+        await expect(page.locator("#events tbody tr")).to_have_count(2)
+        assert page.url.endswith("?search=LOST")
+        await page.get_by_label("Since").fill("yesterday")
+        await expect(page.locator("#events .refused")).to_contain_text("'yesterday' is no number")
+        await page.get_by_label("Since").fill("")
+        await page.get_by_label("Search").fill("")
+        await expect(page.locator("tr[data-kind=job_created]")).to_be_visible()
+        assert page.url.endswith("/jobs/j")
         # A button that has the focus keeps it, though its part of the page was replaced.
         await page.locator("#drain-b").focus()
         await Worker(channel, "c").hello(RING, signature=SIGNATURE)
@@ -115,8 +166,17 @@ async def test_a_job_is_followed_steered_and_read_by_keyboard(tmp_path: Path) ->
         await page.get_by_role("button", name="Cancel the job").click()
         await expect(page.locator("#notice")).to_contain_text("The job is cancelled")
         assert (await get_job(channel)).phase == job_pb2.JOB_PHASE_CANCELLED
+        await expect(page.locator("#live")).to_have_text("live")
         await page.keyboard.press("u")
         await page.wait_for_url(base + "/")
+        await page.get_by_role("searchbox").fill("zz")
+        await expect(page.get_by_text("None of 1 jobs is wanted")).to_be_visible()
+        await page.get_by_role("searchbox").fill("")
+        await page.get_by_label("State").select_option("over")
+        await expect(page.get_by_role("row", name=re.compile("cancelled"))).to_be_visible()
+        await page.get_by_role("link", name="Cost").click()
+        await expect(page.locator("th[aria-sort=descending]")).to_have_text("Cost")
+        assert page.url == base + "/?state=over&sort=cost"
         assert watched.faults == [] and watched.hosts == {base.removeprefix("http://")}
 
 
@@ -204,11 +264,42 @@ async def test_phone_dark_and_without_javascript(tmp_path: Path) -> None:
                     assert watched.faults == []
                 await watched.page.goto(base + "/jobs/j")
                 await expect(watched.page.get_by_text("hosts ESTs 0 to 1")).to_be_visible()
+                # The events are at most three screens down.
+                top = await watched.page.locator("#events").evaluate("one => one.getBoundingClientRect().top")
+                assert top < 3 * PHONE["height"]
         # Buttons work without scripts, too.
         async with watched_page(browser, java_script_enabled=False) as watched:
             await watched.page.goto(base + "/jobs/j")
             await watched.page.get_by_role("button", name="Scale").click()
             await expect(watched.page.locator("#notice")).to_contain_text("Scaled to 1 to 2 workers")
+
+
+async def test_times_and_colours_are_those_of_the_viewer(tmp_path: Path) -> None:
+    async with (
+        dashboard_master(tmp_path) as (_, channel, base),
+        chromium() as browser,
+        watched_page(browser, timezone_id="Asia/Tokyo", color_scheme="light") as watched,
+    ):
+        await create_job(channel)
+        page = watched.page
+        await page.goto(f"{base}/jobs/j")
+        await expect(page.locator("#live")).to_have_text("live")
+        await expect(page.locator("#zone")).to_have_text("Times are those of Asia/Tokyo.")
+        shown = page.locator("tr[data-kind=job_created] time")
+        local, utc = await shown.text_content(), await shown.get_attribute("title")
+        assert local is not None and utc is not None
+        minutes = [60 * int(one[:2]) + int(one[3:5]) for one in (local, utc.split()[1])]
+        assert (minutes[0] - minutes[1]) % (24 * 60) == 9 * 60
+        # Colours change where the page stands, and stay.
+        light = await page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        await page.get_by_role("button", name="dark").click()
+        changed = "before => getComputedStyle(document.documentElement).backgroundColor !== before"
+        await page.wait_for_function(changed, arg=light)
+        assert await contrast(page) > 7
+        await page.goto(f"{base}/")
+        await expect(page.get_by_role("button", name="dark")).to_have_attribute("aria-pressed", "true")
+        assert await page.evaluate(changed, light)
+        assert watched.faults == []
 
 
 async def test_tokens_in_a_browser(tmp_path: Path) -> None:

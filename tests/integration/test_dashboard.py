@@ -36,7 +36,7 @@ from integration.dashboard_support import (
 )
 from integration.master_support import Worker, serving_master, store_down
 from integration.security_support import Certificates, entry, standard_tokens, token_of
-from integration.test_master_sessions import RING, SIGNATURE, get_job
+from integration.test_master_sessions import RING, SIGNATURE, duration, get_job
 
 STRICT = ("default-src 'none'", "script-src 'self'", "style-src 'self'", "form-action 'self'")
 
@@ -115,10 +115,10 @@ async def test_a_job_without_javascript(tmp_path: Path) -> None:
         assert re.search(r"a 2 20-24 1 \d\.\d s", words), "who holds what, for how long"
         assert "epoch 1, batch 2" in words and "worker joined" in words
         assert "Prices an hour spot 0.90 USD, on demand 3.00 USD" in words
-        assert "ESTs 0-1, generation 1" in page and '<polyline class="curve"' in page
+        assert "ESTs 0-1, generation 1" in page and '<polyline class="curve line0"' in page
         assert re.search(r'<rect class="h0"', page)
         # No script or style but the files; no page needs them to be read.
-        assert re.findall(r"<script[^>]*>(.)", page) == ["<"]
+        assert set(re.findall(r"<script[^>]*>(.)", page)) == {"<"}
         assert "style=" not in page and "<style" not in page
         assert not re.search(r"https?://", page.replace("http://www.w3.org", ""))
         # A death is seen, and its step is told to be run again.
@@ -220,10 +220,11 @@ async def test_assets_are_there_and_nothing_else_is(tmp_path: Path) -> None:
         async with session.get(f"{base}/") as response:
             page = await response.text()
         found = re.findall(r'"(assets/[^"]+)"', page)
-        assert len(found) == 3
+        assert found[1] == "assets/theme.css" and len(found) == 4
         for asset in found:
             async with session.get(f"{base}/{asset}") as response:
-                assert response.status == 200 and "max-age" in response.headers["Cache-Control"]
+                kept = "no-cache" if asset == "assets/theme.css" else "max-age"
+                assert response.status == 200 and kept in response.headers["Cache-Control"]
                 assert response.headers["X-Content-Type-Options"] == "nosniff"
         for path in ("/assets/absent.js", "/assets/..%2froutes.py", "/jobs", "/jobs/j/absent/more"):
             async with session.get(base + path) as response:
@@ -316,7 +317,7 @@ async def test_buttons_do_what_they_say_and_show_it(tmp_path: Path) -> None:
         _, page = await browser.post("/jobs/j/cancel", confirmed="yes")
         assert "The job is cancelled: cancelled by an operator." in text_of(page)
         assert (await get_job(channel)).phase == job_pb2.JOB_PHASE_CANCELLED
-        assert "<button" not in page, "what would only be refused is not offered"
+        assert "<button" not in page.partition("<main")[2], "what would only be refused is not offered"
         assert (await browser.post("/jobs/j/explode"))[1].count("there is no action 'explode'") == 0
         assert (await browser.post("/jobs/absent/suspend"))[0] == 404
         assert (await browser.get("/jobs/absent/live"))[0] == 404
@@ -369,6 +370,8 @@ async def test_tokens_decide_what_is_seen_and_done(tmp_path: Path) -> None:
             status, page = await reader.get("/jobs/yours")
             assert status == 403 and "is not for job 'yours'" in page
             assert (await reader.get("/jobs/yours/live"))[0] == 403
+            status, page = await reader.get("/compare?job=mine&job=yours")
+            assert status == 403 and "is not for job 'yours'" in page
             _, page = await reader.post("/jobs/mine/suspend")
             assert "this needs the role operator" in page
             assert (await stub.Get(job_pb2.JobServiceGetRequest(name="mine"), metadata=root)).job.phase == 1
@@ -451,6 +454,51 @@ async def test_actions_pass_the_gate_its_quotas_and_its_measures(
         refused = [await browser.get("/") for _ in range(12)]
         assert any(status == 429 and "requests a second" in page for status, page in refused)
         assert master.gate.refusals["rate_limited"] >= 1
+
+
+async def test_two_jobs_side_by_side(tmp_path: Path) -> None:
+    async with dashboard_master(tmp_path) as (_, channel, base), Browser(base) as browser:
+        await create_job(channel)
+        await create_job(channel, "other", max_wait=duration(99))
+        worker = Worker(channel, "a")
+        await train(channel, worker)
+        _, page = await browser.get("/")
+        assert re.findall(r'name="job" value="(\w+)"', page) == ["j", "other"] and "Compare two" in page
+        status, page = await browser.get("/compare?job=j&job=other&scale=log")
+        words = text_of(page)
+        assert status == 200 and "step 2 of 4 0" in words and "max wait seconds 0.0 99.0" in words
+        assert "ESTs on workers 2 on 1 2 on 0" in words and "spot price" not in words, "that is the same"
+        assert 'data-values="0 1;1 0.5"' in page and '<input type="hidden" name="job" value="other">' in page
+        assert 'name="scale" value="log" checked' in page
+        for query in ("", "?job=j", "?job=j&job=j", "?job=j&job=other&job=x"):
+            status, page = await browser.get(f"/compare{query}")
+            assert status == 400 and "choose two jobs" in page
+        assert (await browser.get("/compare?job=j&job=nowhere"))[0] == 404
+
+
+async def test_colours_are_kept_by_the_browser(tmp_path: Path) -> None:
+    async with dashboard_master(tmp_path) as (_, channel, base), Browser(base) as browser:
+        await create_job(channel)
+        _, auto = await browser.get("/assets/theme.css")
+        assert "color-scheme: light" in auto and "@media (prefers-color-scheme: dark)" in auto
+        _, page = await browser.post("/theme", theme="dark")
+        assert "<h1" in page
+        _, dark = await browser.get("/assets/theme.css")
+        assert "color-scheme: dark" in dark and "light" not in dark
+        # Back to the page where the button is, if that is one of this site.
+        for referer, place in (
+            (f"{base}/jobs/j?kind=x", f"{base}/jobs/j?kind=x"),
+            ("http://evil.example/", "./"),
+        ):
+            sent = {"Origin": base, "Referer": referer}
+            async with browser._session.post(
+                f"{base}/theme", data={"theme": "light"}, headers=sent, allow_redirects=False
+            ) as response:
+                assert (response.status, response.headers["Location"]) == (303, place)
+        assert (await browser.post("/theme", theme="<b>"))[0] == 400
+        assert (await browser.post("/theme", "http://evil.example", theme="dark"))[0] == 403
+        _, light = await browser.get("/assets/theme.css")
+        assert "color-scheme: light" in light and "@media" not in light
 
 
 async def test_forms_are_small_and_come_in_time(tmp_path: Path) -> None:
@@ -595,6 +643,8 @@ async def test_events_that_are_no_longer_in_memory_come_from_the_store(tmp_path:
         events = browser.live("/jobs/j/live?kind=worker")
         assert "None of them is wanted." in (await anext(events))["events"]
         await events.aclose()
+        _, page = await browser.get("/jobs/j?search=CREATED&routine=each")
+        assert re.findall(r'data-kind="(\w+)"', page) == ["job_created"] and 'value="CREATED"' in page
 
 
 async def test_live_pages_leave_room_for_others(tmp_path: Path) -> None:

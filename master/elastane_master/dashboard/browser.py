@@ -31,6 +31,9 @@ _PRIVATE_SUFFIXES = (
 """Domains that public name servers do not resolve."""
 
 TOKEN_CHARACTERS_MAX = 2048
+THEME_COOKIE = "elastane_theme"
+THEME_SECONDS = 365 * 86_400
+"""How long a browser remembers the colours that were chosen."""
 
 
 def cookie_name(*, tls: bool) -> str:
@@ -102,6 +105,17 @@ def require_own_name(host: str, own_names: Collection[str]) -> None:
             f"a master without tokens does not answer to the name {name[:80]!r}",
             hint="open it by its address, or give the master a table of tokens (docs/security.md)",
         ) from None
+
+
+def came_from(headers: Mapping[str, str]) -> str | None:
+    """Return the page of this host from which a form was sent; None: it is not told."""
+    try:
+        page = urlsplit(headers.get("Referer", ""))
+    except ValueError:
+        return None
+    if page.scheme not in ("http", "https") or page.netloc != headers.get("Host", ""):
+        return None
+    return page.geturl()
 
 
 def _foreign() -> Rejection:

@@ -1,15 +1,14 @@
-"""Layout of timelines and curves: positions of shapes, which templates turn into SVG. Pure."""
+"""Layout of timelines and steps of pipelines: shapes that templates turn into SVG. Pure."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from elastane_master.dashboard.timeline import Lane, Timeline
-from elastane_master.dashboard.words import age, clock, number, ranks
-from elastane_master.jobs.curves import Bucket
+from elastane_master.dashboard.time_axis import tick_text, ticks
+from elastane_master.dashboard.timeline import Lane, Mark, Timeline
+from elastane_master.dashboard.words import age, clock, ranks
 from elastane_planner.amounts import seconds_text
 from elastane_planner.plan import Plan
 from elastane_planner.simulate import Timeline as StepTimeline
@@ -19,12 +18,20 @@ WIDTH: Final = 900
 LEFT: Final = 150
 ROW: Final = 26
 HUES: Final = 8
-CURVE_HEIGHT: Final = 170
 BLOCKS_DRAWN: Final = 4000
 """Maximum number of blocks drawn for a step; further ones are left out."""
+LANES_HEIGHT: Final = 12 * ROW
+"""Of many workers together: their rows become lower."""
+
+ROW_MIN: Final = 7
+CHECKPOINTS_HEIGHT: Final = 14
+SAVES_APART_MIN: Final = 14.0
+"""Checkpoints that are closer are one shape."""
+
 _LABEL_WIDTH_MIN = 42
+_LABEL_HEIGHT_MIN = 14
 _NAME_CHARACTERS = 20
-_GLYPHS: Final = {
+GLYPHS: Final = {
     "join": "▲",
     "death": "✕",
     "leave": "◇",
@@ -45,6 +52,7 @@ class Bar:
     style: str
     label: str
     title: str
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,7 @@ class Glyph:
     style: str
     sign: str
     title: str
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +75,45 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
+class Tick:
+    """A round time on the axis."""
+
+    x: float
+    text: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """Checkpoints, from the first at x to the last at x_last. label: their number; empty: it is one."""
+
+    x: float
+    x_last: float
+    label: str
+    title: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimelinePicture:
-    """Shapes of a timeline. lines: vertical lines for events of the whole ring."""
+    """Shapes of a timeline. bottom: height of its axis. lines: vertical lines for events of the whole ring.
+
+    A title begins with the time `at`, in UTC; scripts of the page put the viewer's time in its place.
+    """
 
     height: int
+    bottom: int
+    began: float
+    ended: float
     bars: tuple[Bar, ...]
     glyphs: tuple[Glyph, ...]
     labels: tuple[Label, ...]
     lines: tuple[Glyph, ...]
+    ticks: tuple[Tick, ...]
+    saves: tuple[Saves, ...]
     left_out: int
     complete: bool
     cut: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePicture:
-    """Shapes of a curve. line, band: points in SVG's syntax; empty with fewer than two finite values."""
-
-    name: str
-    last: str
-    line: str
-    band: str
-    dot: tuple[float, float] | None
-    labels: tuple[Label, ...]
-    bottom: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,85 +161,80 @@ def draw_timeline(timeline: Timeline) -> TimelinePicture:
     def across(at: float) -> float:
         return round(LEFT + (min(max(at, timeline.began), timeline.ended) - timeline.began) * scale, 1)
 
+    row = min(ROW, max(LANES_HEIGHT // max(len(timeline.lanes), 1), ROW_MIN))
     bars: list[Bar] = []
     glyphs: list[Glyph] = []
     labels: list[Label] = []
     names = short_names([lane.worker for lane in timeline.lanes], _NAME_CHARACTERS)
-    for row, lane in enumerate(timeline.lanes):
-        y = row * ROW + ROW
-        labels.append(Label(0, y + 17, names[lane.worker], title=lane.worker))
-        bars += _bars(lane, y, across)
+    for place, lane in enumerate(timeline.lanes):
+        y = place * row + ROW
+        if row >= _LABEL_HEIGHT_MIN:
+            labels.append(Label(0, y + row / 2 + 4, names[lane.worker], title=lane.worker))
+        bars += _bars(lane, y, row, across)
         for mark in lane.marks:
             title = f"{clock(mark.at)} {mark.text}"
-            glyphs.append(Glyph(across(mark.at), y + 18, mark.kind, _GLYPHS[mark.kind], title))
-    height = ROW * len(timeline.lanes) + ROW + 22
+            glyphs.append(
+                Glyph(across(mark.at), y + row / 2 + 5, mark.kind, GLYPHS[mark.kind], title, mark.at)
+            )
+    bottom = row * len(timeline.lanes) + ROW + CHECKPOINTS_HEIGHT
     lines = tuple(
-        Glyph(across(mark.at), 15, mark.kind, _GLYPHS[mark.kind], f"{clock(mark.at)} {mark.text}")
+        Glyph(across(mark.at), 15, mark.kind, GLYPHS[mark.kind], f"{clock(mark.at)} {mark.text}", mark.at)
         for mark in timeline.marks
     )
-    labels.append(Label(LEFT, height - 5, clock(timeline.began)))
-    labels.append(Label(WIDTH - 8, height - 5, f"{clock(timeline.ended)} ({age(span)})", "end"))
+    axis = [Tick(across(at), tick_text(at, span), at) for at in ticks(timeline.began, timeline.ended)]
     return TimelinePicture(
-        height,
+        bottom + 22,
+        bottom,
+        timeline.began,
+        timeline.ended,
         tuple(bars),
         tuple(glyphs),
         tuple(labels),
         lines,
+        tuple(axis),
+        _saves([(across(mark.at), mark) for mark in timeline.checkpoints]),
         timeline.left_out,
         timeline.complete,
         timeline.cut,
     )
 
 
-def _bars(lane: Lane, y: int, across: object) -> list[Bar]:
-    assert callable(across)
+def _saves(marks: Sequence[tuple[float, Mark]]) -> tuple[Saves, ...]:
+    """Fold checkpoints that are too close to be told apart."""
+    groups: list[list[tuple[float, Mark]]] = []
+    for x, mark in marks:
+        if groups and x - groups[-1][-1][0] < SAVES_APART_MIN:
+            groups[-1].append((x, mark))
+        else:
+            groups.append([(x, mark)])
+    found = []
+    for group in groups:
+        newest = group[-1][1]
+        text = newest.text if len(group) == 1 else f"the newest of {len(group)} checkpoints: {newest.text}"
+        label = str(len(group)) if len(group) > 1 else ""
+        found.append(Saves(group[0][0], group[-1][0], label, f"{clock(newest.at)} {text}", newest.at))
+    return tuple(found)
+
+
+def _bars(lane: Lane, y: int, row: int, across: Callable[[float], float]) -> list[Bar]:
     bars = []
+    top, height = y + row // 8, row - row // 4
     for stay in lane.stays:
         formed = stay.formed if stay.formed is not None else stay.ended
-        caption = f"{lane.worker}: {ranks(stay.first, stay.after)}, generation {stay.generation}"
-        title = f"{caption}, {age(stay.ended - stay.began)} from {clock(stay.began)}"
+        where = f"{ranks(stay.first, stay.after)}, generation {stay.generation}"
+        caption = f"{clock(stay.began)} {lane.worker}: {where}"
+        title = f"{caption}, for {age(stay.ended - stay.began)}"
         hue = f"h{stay.first % HUES}"
         start, ready, end = across(stay.began), across(formed), across(stay.ended)
         if ready - start >= 1:
             why = f"{caption}: the ring is being formed, {age(formed - stay.began)}"
-            bars.append(Bar(start, y + 3, round(ready - start, 1), ROW - 6, "forming", "", why))
+            bars.append(Bar(start, top, round(ready - start, 1), height, "forming", "", why, stay.began))
         width = round(max(end - ready, 1.0), 1)
-        label = ranks(stay.first, stay.after, bare=True) if width >= _LABEL_WIDTH_MIN else ""
+        label = (
+            ranks(stay.first, stay.after, bare=True)
+            if width >= _LABEL_WIDTH_MIN and row >= _LABEL_HEIGHT_MIN
+            else ""
+        )
         if stay.formed is not None:
-            bars.append(Bar(ready, y + 3, width, ROW - 6, hue, label, title))
+            bars.append(Bar(ready, top, width, height, hue, label, title, stay.began))
     return bars
-
-
-def draw_curve(name: str, buckets: Sequence[Bucket]) -> CurvePicture:
-    """Lay out a curve over steps, with a band from the least to the greatest value of each bucket."""
-    points = [(bucket.start, bucket.mean) for bucket in buckets if math.isfinite(bucket.mean)]
-    last = number(buckets[-1].last) if buckets else "none"
-    bottom = CURVE_HEIGHT - 26
-    if not points:
-        return CurvePicture(name, last, "", "", None, (), bottom)
-    inside = [one for one in buckets if math.isfinite(one.low) and math.isfinite(one.high)]
-    edges = [edge for one in inside for edge in (one.low, one.high)]
-    left, right = points[0][0], points[-1][0]
-    low, high = min([y for _, y in points] + edges), max([y for _, y in points] + edges)
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        sideways = (x - left) / (right - left) if right > left else 0.5
-        # Halved first: the difference of two large numbers may overflow.
-        span = high / 2 - low / 2  # may also be 0 for two adjacent denormal numbers
-        up = (y / 2 - low / 2) / span if span > 0 else 0.5
-        return round(LEFT + sideways * (WIDTH - LEFT - 8), 1), round(8 + (1 - up) * (bottom - 14), 1)
-
-    def path(places: Sequence[tuple[float, float]]) -> str:
-        return " ".join(f"{x},{y}" for x, y in (place(*one) for one in places))
-
-    band = [(float(one.start), one.high) for one in inside]
-    band += [(float(one.start), one.low) for one in reversed(inside)]
-    labels = (
-        Label(LEFT - 8, 14, number(high), "end"),
-        Label(LEFT - 8, bottom, number(low), "end"),
-        Label(LEFT, CURVE_HEIGHT - 8, f"step {left}"),
-        Label(WIDTH - 8, CURVE_HEIGHT - 8, f"step {right}", "end"),
-    )
-    line = path([(float(x), y) for x, y in points]) if len(points) > 1 else ""
-    dot = place(*points[0]) if len(points) == 1 else None
-    return CurvePicture(name, last, line, path(band) if len(inside) > 1 else "", dot, labels, bottom)

@@ -12,18 +12,18 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from elastane_master.dashboard.drawing import CurvePicture, TimelinePicture, draw_curve, draw_timeline
+from elastane_master.dashboard.curve_drawing import POINTS_DRAWN
 from elastane_master.dashboard.output_facts import workers_with_output
 from elastane_master.dashboard.resource_facts import ResourceRow, resource_rows
 from elastane_master.dashboard.slot_facts import SlotFacts, slot_facts
 from elastane_master.dashboard.stage_facts import StageFacts, stage_facts
-from elastane_master.dashboard.timeline import timeline
+from elastane_master.dashboard.timeline import affordable, mark_kind
 from elastane_master.decisions.contexts import parts_bytes
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import JobView, ProgressView, job_view, list_tasks, progress_views
 from elastane_master.jobs import records
-from elastane_master.jobs.curves import Curves
+from elastane_master.jobs.curves import Bucket, Curves
 from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.recent_notes import RecentNotes
@@ -33,6 +33,7 @@ from elastane_master.servers.metric_service import MetricServicer
 from elastane_proto import contexts
 from elastane_proto.event_filter import EVERYTHING, EventFilter
 from elastane_proto.folding import fold_words, folded
+from elastane_proto.history.incidents import Incident, IncidentFold
 from elastane_shards.tasks import TaskState
 
 T = TypeVar("T")
@@ -41,11 +42,14 @@ EVENTS_MAX: Final = 2000
 EVENTS_SHOWN: Final = 150
 EVENTS_AT_ONCE: Final = 500
 JOBS_KEPT: Final = 16
-WORKERS_SHOWN: Final = 200
+WORKERS_SHOWN: Final = 50
+"""Of one page of them."""
+
 HOLDERS_SHOWN: Final = 100
 FAILED_SHOWN: Final = 20
 CONTEXTS_SHOWN: Final = 64
 CURVES_SHOWN: Final = 8
+INCIDENTS_SHOWN: Final = 20
 STORE_SECONDS: Final = 2.0
 """Time limit of each read from the store."""
 
@@ -96,12 +100,13 @@ class ContextRow:
 class EventRow:
     """An event, or a run of `count` routine events shown as one row with the last of them.
 
-    words: summary of the run.
+    words: summary of the run. mark: its kind of mark on the timeline; empty: it has none there.
     """
 
     stored: StoredNote
     count: int = 1
     words: str = ""
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +119,17 @@ class JobFacts:
     view: JobView
     now: float
     heard: dict[str, float | None]
-    workers_left_out: int
     queues: tuple[Queue, ...]
     contexts: tuple[ContextRow, ...]
     contexts_bytes: int
     contexts_left_out: int
     #: The newest events, oldest first; see `event_rows`.
     notes: tuple[StoredNote, ...]
-    picture: TimelinePicture | None
-    curves: tuple[CurvePicture, ...]
+    #: Newest first, and restarts of the master after all others; the number of further ones in `notes`.
+    incidents: tuple[Incident, ...]
+    incidents_left_out: int
+    #: The first ones by name.
+    curves: dict[str, list[Bucket]]
     curves_left_out: int
     #: Of a pipeline.
     stages: StageFacts | None
@@ -148,34 +155,34 @@ class Gatherer:
         """Return the current contents of a job's page; errors of the store are listed in `missing`."""
         missing: list[str] = []
         kept = self._kept_notes(server)
-        drawn_curves: tuple[tuple[CurvePicture, ...], int] = ((), 0)
+        logged: tuple[dict[str, list[Bucket]], int] = ({}, 0)
         if await self._read(_settled(server), "what is shown may not be stored yet", missing):
             await self._read(kept.catch_up(self._jobs), "older events are left out", missing)
             if curves := await self._read(self._metrics.curves(server), "no logged values", missing):
-                drawn_curves = _drawn(curves[0])
+                logged = _shown(curves[0])
         notes = kept.all()
         machine, now = server.machine, server.clock()
         view = job_view(machine, now)
-        workers = {worker.worker: worker.session for worker in view.workers[:WORKERS_SHOWN]}
+        workers = {worker.worker: worker.session for worker in view.workers}
         heard = {name: server.liveness.last_heard(name, session) for name, session in workers.items()}
         rows, total, left_out = _contexts(server)
-        drawn = timeline(notes, now)
+        incidents = _incidents(affordable(notes))
         return JobFacts(
             view=view,
             now=now,
             heard={name: None if at is None else max(now - at, 0.0) for name, at in heard.items()},
-            workers_left_out=max(len(view.workers) - WORKERS_SHOWN, 0),
             queues=tuple(_queue(server, one, now) for one in progress_views(machine, now)),
             contexts=rows,
             contexts_bytes=total,
             contexts_left_out=left_out,
             notes=tuple(notes),
-            picture=draw_timeline(drawn) if drawn is not None else None,
-            curves=drawn_curves[0],
-            curves_left_out=drawn_curves[1],
+            incidents=tuple(incidents[:INCIDENTS_SHOWN]),
+            incidents_left_out=max(len(incidents) - INCIDENTS_SHOWN, 0),
+            curves=logged[0],
+            curves_left_out=logged[1],
             stages=stage_facts(server, view.pipeline),
             slots=slot_facts(server),
-            resources=resource_rows(workers, server.resources.samples),
+            resources=resource_rows(list(workers)[:WORKERS_SHOWN], server.resources.samples),
             with_output=workers_with_output(server.outputs),
             missing=tuple(missing),
         )
@@ -247,17 +254,28 @@ class _Notes:
         self._notes.extend([one for one in recent if one.sequence >= first])
 
 
-def event_rows(notes: Sequence[StoredNote], wanted: EventFilter = EVERYTHING) -> list[EventRow]:
-    """Return rows for the events that a filter selects, newest first, limited in number.
+def event_rows(
+    notes: Sequence[StoredNote], wanted: EventFilter = EVERYTHING, *, each: bool = False
+) -> list[EventRow]:
+    """Return rows for the events that a filter selects, newest first.
 
-    Runs of routine events are folded into one row, unless the filter names kinds of events.
+    Runs of routine events are folded into one row, unless `each`, or the filter names kinds of events.
     """
+    each = each or bool(wanted.kinds)
     shown = [one for one in notes if wanted.wants(one.dated)] if wanted != EVERYTHING else notes
     rows = []
-    for run in folded(shown, lambda stored: "" if wanted.kinds else stored.note.kind):
+    for run in folded(shown, lambda stored: "" if each else stored.note.kind):
         words = fold_words([stored.dated for stored in run]) if len(run) > 1 else ""
-        rows.append(EventRow(run[-1], len(run), words))
-    return rows[: -EVENTS_SHOWN - 1 : -1]
+        rows.append(EventRow(run[-1], len(run), words, mark_kind(run[-1].note.event)))
+    return rows[::-1]
+
+
+def _incidents(notes: Sequence[StoredNote]) -> list[Incident]:
+    """Return incidents, newest first; restarts of the master, which cost little, after all others."""
+    fold = IncidentFold()
+    for stored in notes:
+        fold.take(stored.dated)
+    return sorted(fold.incidents, key=lambda one: (one.kind == "master", -one.at))
 
 
 def _queue(server: JobServer, view: ProgressView, now: float) -> Queue:
@@ -326,8 +344,8 @@ def _contexts(server: JobServer) -> tuple[tuple[ContextRow, ...], int, int]:
     return tuple(rows), total, max(len(kept[step]) - CONTEXTS_SHOWN, 0)
 
 
-def _drawn(curves: Curves) -> tuple[tuple[CurvePicture, ...], int]:
-    """Draw the first curves by name; return them with the number of omitted ones."""
+def _shown(curves: Curves) -> tuple[dict[str, list[Bucket]], int]:
+    """Return the first curves by name, and the number of omitted ones."""
     names = sorted(curves.series)
-    drawn = tuple(draw_curve(name, curves.points(name)) for name in names[:CURVES_SHOWN])
-    return drawn, max(len(names) - CURVES_SHOWN, 0) + curves.left_out
+    shown = {name: list(curves.points(name, POINTS_DRAWN)) for name in names[:CURVES_SHOWN]}
+    return shown, max(len(names) - CURVES_SHOWN, 0) + curves.left_out

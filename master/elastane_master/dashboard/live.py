@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
 
+from elastane_master.dashboard.asked import JobQuery
 from elastane_master.dashboard.facts import Gatherer, JobFacts
-from elastane_master.dashboard.pages import AskedEvents, Visitor, events_part, job_parts
+from elastane_master.dashboard.pages import NOTHING_ASKED, Visitor, asked_parts, job_parts
 from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.limits import require_room
 from elastane_master.jobs.serving import require_serving
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.gate import HttpCall
-from elastane_proto.event_filter import EVERYTHING, EventFilter
 
 PART_SECONDS_MIN: Final = 0.4
 CLOCK_SECONDS: Final = 2.0
@@ -58,8 +58,8 @@ class PageRenderer:
         self._made: dict[JobServer, _Made] = {}
         self._locks: dict[JobServer, asyncio.Lock] = {}
 
-    async def parts(self, server: JobServer, visitor: Visitor, wanted: EventFilter = EVERYTHING) -> Parts:
-        """Return the current parts of a job's page, with the events that the filter selects.
+    async def parts(self, server: JobServer, visitor: Visitor, asked: JobQuery = NOTHING_ASKED) -> Parts:
+        """Return the current parts of a job's page, as asked.
 
         Waits a moment if they were rendered just before, so that frequent changes are rendered together.
         """
@@ -78,10 +78,7 @@ class PageRenderer:
             oldest = min(self._made, key=lambda one: self._made[one].at)
             del self._made[oldest]
             self._locks.pop(oldest, None)
-        parts = made.parts[visitor.acts]
-        if wanted == EVERYTHING:
-            return parts
-        return parts | {"events": events_part(made.facts, wanted)}
+        return made.parts[visitor.acts] | asked_parts(made.facts, visitor, asked)
 
 
 class Live:
@@ -99,14 +96,14 @@ class Live:
 
     async def job(self, request: web.Request, server: JobServer, call: HttpCall) -> web.StreamResponse:
         """Stream a job's page until the client leaves. Raises Rejection only before the stream begins."""
-        wanted = AskedEvents.of(request.query).filter(server.clock())
+        asked = JobQuery.of(request.query)
 
         async def pages() -> AsyncIterator[Parts]:
             with server.watching():
                 while True:
                     seen = server.changed.count
                     require_serving(server)
-                    yield await self._renderer.parts(server, Visitor.of(call.caller, known=True), wanted)
+                    yield await self._renderer.parts(server, Visitor.of(call.caller, known=True), asked)
                     await asyncio.sleep(PART_SECONDS_MIN)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(CLOCK_SECONDS):
@@ -115,7 +112,7 @@ class Live:
         return await self.serve(request, pages, call)
 
     async def jobs(
-        self, request: web.Request, made: Callable[[], Parts], call: HttpCall
+        self, request: web.Request, made: Callable[[], Awaitable[Parts]], call: HttpCall
     ) -> web.StreamResponse:
         """Stream the list of jobs, polled once a second because there is no common event for all jobs.
 
@@ -124,7 +121,7 @@ class Live:
 
         async def pages() -> AsyncIterator[Parts]:
             while True:
-                yield made()
+                yield await made()
                 await asyncio.sleep(1.0)
 
         return await self.serve(request, pages, call)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import resources
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-from elastane_master.dashboard import drawing, resource_facts, words
+from elastane_master.dashboard import curve_drawing, drawing, resource_facts, sparklines, words
 from elastane_master.dashboard.actions import ACTIONS, Action
-from elastane_master.dashboard.facts import JobFacts, event_rows
+from elastane_master.dashboard.asked import JobQuery, JobsQuery, page_number
+from elastane_master.dashboard.comparison import common_series, figures
+from elastane_master.dashboard.curve_drawing import Scale, draw_curve
+from elastane_master.dashboard.facts import EVENTS_SHOWN, WORKERS_SHOWN, EventRow, JobFacts, event_rows
+from elastane_master.dashboard.job_list import ORDERS, STATES, JobRow, select
 from elastane_master.dashboard.output_facts import OutputFacts
+from elastane_master.dashboard.time_axis import window, zooms
+from elastane_master.dashboard.timeline import affordable, bounds, timeline
 from elastane_master.decisions.amounts import NANOS
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.state import HALTED, OVER
@@ -25,18 +33,25 @@ from elastane_master.jobs.limits import clip
 from elastane_master.security.tokens import Principal
 from elastane_planner.amounts import seconds_text
 from elastane_proto.amounts import money_text, price_text
-from elastane_proto.event_filter import EVERYTHING, EventFilter, parse_since
 from elastane_scheduler.autoscaling.modes import mode_text
 
 PARTS: Final = (
-    "summary", "actions", "timeline", "stages", "slots", "workers", "resources", "queues", "curves",
-    "contexts", "cost", "events",
+    "summary", "incidents", "actions", "timeline", "stages", "slots", "curves", "events", "workers",
+    "resources", "queues", "cost", "contexts",
 )  # fmt: skip
 """Parts of a job's page; each has its own template, and is sent again when it has changed."""
 
+ASKED_PARTS: Final = ("timeline", "curves", "events", "workers")
+"""Those of them that depend on what a viewer asks."""
+
+NOTHING_ASKED: Final = JobQuery()
+
 ASSETS: Final = {
     "dashboard.css": "text/css",
+    "light.css": "text/css",
+    "dark.css": "text/css",
     "dashboard.js": "text/javascript",
+    "pointer.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
 
@@ -74,6 +89,17 @@ def asset(name: str) -> bytes:
     return resources.files("elastane_master.dashboard").joinpath("assets", name).read_bytes()
 
 
+THEMES: Final = ("auto", "light", "dark")
+"""Colours that a viewer may choose; auto: as the system."""
+
+
+def theme_css(theme: str) -> bytes:
+    """Return the style sheet with the colours of one of THEMES; of auto for any other."""
+    if theme in ("light", "dark"):
+        return asset(f"{theme}.css")
+    return asset("light.css") + b"@media (prefers-color-scheme: dark) {\n" + asset("dark.css") + b"}\n"
+
+
 @cache
 def asset_version() -> str:
     """Return a text that changes with the content of the assets, so that browsers may cache them."""
@@ -95,66 +121,47 @@ class Held:
 class Listed:
     """Contents of the list of jobs. held: jobs that are not served, by name."""
 
-    jobs: Sequence[JobView]
+    jobs: Sequence[JobRow]
     held: Mapping[str, Held] = field(default_factory=dict)
 
 
-def jobs_page(listed: Listed, visitor: Visitor, *, state: str) -> str:
+def jobs_page(listed: Listed, asked: JobsQuery, visitor: Visitor, *, state: str) -> str:
     """Render the page with the list of jobs. state: whether the master serves, in words."""
     return render(
-        "jobs.html", root="", visitor=visitor, state=state, live="live", parts={"jobs": jobs_part(listed)}
+        "jobs.html",
+        root="",
+        visitor=visitor,
+        state=state,
+        live=f"live{asked.query()}",
+        asked=asked,
+        states=STATES,
+        orders=ORDERS,
+        parts={"jobs": jobs_part(listed, asked)},
     )
 
 
-def jobs_part(listed: Listed) -> str:
+def jobs_part(listed: Listed, asked: JobsQuery) -> str:
     """Render only the table of jobs."""
-    return render("part_jobs.html", root="", jobs=listed.jobs, held=listed.held)
-
-
-@dataclass(frozen=True, slots=True)
-class AskedEvents:
-    """Filter of events as entered in the page's form: comma-separated kinds and workers, and a start."""
-
-    kind: str = ""
-    worker: str = ""
-    since: str = ""
-
-    @classmethod
-    def of(cls, query: Mapping[str, str]) -> AskedEvents:
-        """Read the filter from a URL's query; values longer than the form allows are cut."""
-        kind, worker = query.get("kind", "")[:200], query.get("worker", "")[:200]
-        return cls(kind, worker, query.get("since", "").strip()[:40])
-
-    def filter(self, now: float) -> EventFilter:
-        """Return the filter for events. now: seconds since the Unix epoch. Raises Rejection if invalid."""
-        try:
-            first, since = parse_since(self.since, now) if self.since else (0, 0.0)
-        except ValueError as error:
-            raise Rejection("invalid_argument", str(error), field="since") from None
-        return EventFilter(_names(self.kind), _names(self.worker), first, since)
-
-    def query(self) -> str:
-        """Return the URL's query for this filter; empty if it selects all events."""
-        given = {name: value for name, value in asdict(self).items() if value}
-        return f"?{urlencode(given)}" if given else ""
-
-
-ALL_EVENTS: Final = AskedEvents()
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in re.split(r"[,\s]+", text) if name)
+    return render(
+        "part_jobs.html",
+        root="",
+        listing=select(listed.jobs, asked),
+        held=listed.held,
+        asked=asked,
+        spark_width=sparklines.WIDTH,
+        spark_height=sparklines.HEIGHT,
+    )
 
 
 def job_page(
     facts: JobFacts,
     visitor: Visitor,
     notice: Notice | None = None,
-    asked: AskedEvents = ALL_EVENTS,
+    asked: JobQuery = NOTHING_ASKED,
 ) -> str:
     """Render a job's page. Raises Rejection if the filter of events is invalid."""
     view = facts.view
-    wanted = asked.filter(facts.now)
+    asked.filter(facts.now)
     return render(
         "job.html",
         root="../",
@@ -163,22 +170,103 @@ def job_page(
         notice=notice,
         live=f"{quote(view.name, safe='')}/live{asked.query()}",
         asked=asked,
-        parts=job_parts(facts, visitor) | {"events": events_part(facts, wanted)},
+        parts=job_parts(facts, visitor) | asked_parts(facts, visitor, asked),
     )
 
 
-def events_part(facts: JobFacts, wanted: EventFilter) -> str:
-    """Render the table of the events that the filter selects."""
-    rows = event_rows(facts.notes, wanted)
-    return render("part_events.html", root="../", facts=facts, view=facts.view, rows=rows)
-
-
 def job_parts(facts: JobFacts, visitor: Visitor) -> dict[str, str]:
-    """Render all parts of a job's page, by name; equal for all viewers with the same `acts`."""
+    """Render all parts of a job's page, by name, of which nothing else is asked.
+
+    Equal for all viewers with the same `acts`.
+    """
     actions = _offered(facts.view) if visitor.acts else ()
-    shown = {"facts": facts, "view": facts.view, "acts": visitor.acts, "actions": actions}
-    parts = {part: render(f"part_{part}.html", root="../", **shown) for part in PARTS if part != "events"}
-    return parts | {"events": events_part(facts, EVERYTHING)}
+    shown = {"root": "../", "facts": facts, "view": facts.view, "acts": visitor.acts, "actions": actions}
+    parts = {part: render(f"part_{part}.html", **shown) for part in PARTS if part not in ASKED_PARTS}
+    return parts | _asked_parts(facts, visitor, NOTHING_ASKED)
+
+
+def asked_parts(facts: JobFacts, visitor: Visitor, asked: JobQuery) -> dict[str, str]:
+    """Render the parts that differ from those of `job_parts` by what is asked; none if nothing is."""
+    return _asked_parts(facts, visitor, asked) if asked != NOTHING_ASKED else {}
+
+
+def _asked_parts(facts: JobFacts, visitor: Visitor, asked: JobQuery) -> dict[str, str]:
+    return {
+        "timeline": _timeline_part(facts, asked),
+        "curves": _curves_part(facts, asked),
+        "events": _events_part(facts, asked),
+        "workers": _workers_part(facts, visitor, asked),
+    }
+
+
+def _workers_part(facts: JobFacts, visitor: Visitor, asked: JobQuery) -> str:
+    """Render a page of the workers: first those that are in no ring."""
+    workers = sorted(facts.view.workers, key=lambda one: one.place == "member")
+    pages = max(math.ceil(len(workers) / WORKERS_SHOWN), 1)
+    page = min(page_number(asked.page), pages)
+    return render(
+        "part_workers.html",
+        root="../",
+        facts=facts,
+        view=facts.view,
+        acts=visitor.acts,
+        workers=workers[(page - 1) * WORKERS_SHOWN : page * WORKERS_SHOWN],
+        counts=Counter(one.place for one in workers),
+        page=page,
+        pages=pages,
+        asked=asked,
+    )
+
+
+def _curves_part(facts: JobFacts, asked: JobQuery) -> str:
+    scale = Scale.of(asked.scale, asked.smooth)
+    curves = [draw_curve(name, {"": buckets}, scale) for name, buckets in facts.curves.items()]
+    return render("part_curves.html", curves=curves, facts=facts)
+
+
+def _timeline_part(facts: JobFacts, asked: JobQuery) -> str:
+    notes = affordable(facts.notes)
+    if not notes:
+        return render("part_timeline.html", picture=None)
+    whole = bounds(notes, facts.now)
+    shown = window(*whole, asked.span, asked.began, asked.until)
+    drawn = timeline(notes, facts.now, (shown.began, shown.ended) if shown is not None else None)
+    picture = drawing.draw_timeline(drawn) if drawn is not None else None
+    return render("part_timeline.html", picture=picture, zooms=zooms(*whole, shown), asked=asked)
+
+
+def _events_part(facts: JobFacts, asked: JobQuery) -> str:
+    problem = ""
+    rows: list[EventRow] = []
+    try:
+        rows = event_rows(facts.notes, asked.filter(facts.now), each=asked.each_event)
+    except Rejection as error:  # what is asked changes while it is typed
+        problem = str(error)
+    return render(
+        "part_events.html",
+        facts=facts,
+        view=facts.view,
+        rows=rows[:EVENTS_SHOWN],
+        left_out=len(rows) - len(rows[:EVENTS_SHOWN]),
+        problem=problem,
+    )
+
+
+def compare_page(jobs: Sequence[JobFacts], asked: JobQuery, visitor: Visitor) -> str:
+    """Render the page that has two jobs side by side. asked: how their curves are drawn."""
+    scale = Scale.of(asked.scale, asked.smooth)
+    return render(
+        "compare.html",
+        root="",
+        visitor=visitor,
+        live="",
+        names=[one.view.name for one in jobs],
+        rows=figures(jobs),
+        curves=[draw_curve(name, series, scale) for name, series in common_series(jobs).items()],
+        asked=asked,
+        now=jobs[0].now,
+        missing=[f"{one.view.name}: {text}" for one in jobs for text in one.missing],
+    )
 
 
 def output_page(facts: OutputFacts, view: JobView, visitor: Visitor) -> str:
@@ -225,8 +313,10 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("age", "clock", "moment", "number", "size", "ranks", "units"):
+    for name in ("age", "clock", "instant", "moment", "number", "size", "ranks", "units"):
         environment.filters[name] = getattr(words, name)
+    environment.filters["clock_tag"] = partial(_time_tag, words.clock)
+    environment.filters["moment_tag"] = partial(_time_tag, words.moment)
     environment.filters["seconds"] = seconds_text
     environment.filters["quoted"] = partial(quote, safe="")
     environment.filters["clip"] = clip  # 150 events that each list a ring of thousands would make megabytes
@@ -235,17 +325,31 @@ def _environment() -> Environment:
     environment.globals.update(
         width=drawing.WIDTH,
         left=drawing.LEFT,
-        curve_height=drawing.CURVE_HEIGHT,
+        curve_width=curve_drawing.CURVE_WIDTH,
+        curve_height=curve_drawing.CURVE_HEIGHT,
+        curve_left=curve_drawing.CURVE_LEFT,
+        curve_right=curve_drawing.CURVE_RIGHT,
+        curve_bottom=curve_drawing.CURVE_BOTTOM,
+        smoothings=curve_drawing.SMOOTHINGS,
         spark_width=resource_facts.SPARK_WIDTH,
         spark_height=resource_facts.SPARK_HEIGHT,
         row=drawing.ROW,
         ACTIONS=ACTIONS,
+        GLYPHS=drawing.GLYPHS,
         money=money_text,
         price=price_text,
         nanos=NANOS,
+        scripted=False,
+        THEMES=THEMES,
         version=asset_version(),
     )
     return environment
+
+
+def _time_tag(form: Callable[[float], str], seconds: float) -> Markup:
+    """Return a time in UTC that scripts of the page replace by the viewer's."""
+    instant, moment = words.instant(seconds), words.moment(seconds)
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(instant, moment, form(seconds))
 
 
 def render(template: str, **values: Any) -> str:

@@ -1,9 +1,11 @@
 """Routes of the dashboard: translation of requests, refusals and forms. The gate decides on access.
 
 /                   list of jobs        /jobs/JOB            one job
+/compare            two jobs (?job=A&job=B)
 /live               its live updates    /jobs/JOB/live       its live updates (server-sent events)
 /login, /logout     sets the cookie     /jobs/JOB/ACTION     GET: confirmation page; POST: action
-/assets/NAME        style, script, icon   /runs, /runs/RUN/...   runs of the training service (`run_routes`)
+/theme              chooses colours     /assets/NAME         style, script, icon
+                                        /runs, /runs/RUN/...   runs of the training service (`run_routes`)
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import asyncio
 import secrets
 import socket
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
@@ -22,7 +25,11 @@ from google.protobuf.message import Message
 from elastane_master.dashboard import pages
 from elastane_master.dashboard.actions import action_of, request_of, result_of
 from elastane_master.dashboard.answers import fields_of, html, see_other, sentence
+from elastane_master.dashboard.asked import JobQuery, JobsQuery
 from elastane_master.dashboard.browser import (
+    THEME_COOKIE,
+    THEME_SECONDS,
+    came_from,
     checked_token,
     cookie_name,
     cookie_value,
@@ -31,11 +38,13 @@ from elastane_master.dashboard.browser import (
     token_of_cookie,
 )
 from elastane_master.dashboard.facts import Gatherer
+from elastane_master.dashboard.job_list import JobRow, row_of
 from elastane_master.dashboard.live import Live, PageRenderer, Parts
 from elastane_master.dashboard.local_calls import LocalCalls
 from elastane_master.dashboard.output_facts import output_facts
-from elastane_master.dashboard.pages import AskedEvents, Held, Listed, Notice, Visitor
+from elastane_master.dashboard.pages import Held, Listed, Notice, Visitor
 from elastane_master.dashboard.run_routes import RunRoutes
+from elastane_master.dashboard.sparklines import Sparklines
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import job_view
 from elastane_master.jobs.job_server import JobServer
@@ -73,7 +82,7 @@ _STATUS: Final = {
     "quota_exceeded": 429,
     "internal": 500,
 }
-_FORMS: Final = frozenset({"/login", "/logout", "/jobs/{job}/{action}", "/runs/{run}/{action}"})
+_FORMS: Final = frozenset({"/login", "/logout", "/theme", "/jobs/{job}/{action}", "/runs/{run}/{action}"})
 _TITLES: Final = {
     400: "This cannot be done",
     401: "Log in",
@@ -102,6 +111,16 @@ class Dashboard(Protocol):
         """Reason why requests would be refused; empty while they are served."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """What shows the jobs of one store."""
+
+    jobs: JobServers
+    gatherer: Gatherer
+    live: Live
+    sparklines: Sparklines
+
+
 class DashboardRoutes:
     """Handlers of one master's dashboard. certificate: callers must have presented one."""
 
@@ -110,8 +129,8 @@ class DashboardRoutes:
         self._connections_max = connections_max
         self._certificate = certificate
         self._own_names = frozenset({socket.gethostname().lower()})
-        self._lists: dict[tuple[str, ...], tuple[float, str]] = {}
-        self._views: tuple[JobServers, Gatherer, Live] | None = None
+        self._lists: dict[tuple[tuple[str, ...], JobsQuery], tuple[float, str]] = {}
+        self._views: _Views | None = None
         self._notices: OrderedDict[str, tuple[str, Notice]] = OrderedDict()
 
     def add(self, app: web.Application) -> None:
@@ -119,6 +138,8 @@ class DashboardRoutes:
         router = app.router
         router.add_get("/", self._jobs)
         router.add_get("/live", self._jobs_live, allow_head=False)
+        router.add_get("/compare", self._compare)
+        router.add_post("/theme", self._theme)
         router.add_get("/login", self._login_form)
         router.add_post("/login", self._login)
         router.add_post("/logout", self._logout)
@@ -136,7 +157,8 @@ class DashboardRoutes:
         try:
             caller = self.caller_of(request, "/")
             visitor = self._visitor(caller)
-            page = pages.jobs_page(self._listed(caller), visitor, state=self.state())
+            asked = JobsQuery.of(request.query)
+            page = pages.jobs_page(await self._listed(caller), asked, visitor, state=self.state())
         except REFUSALS as error:
             return self.problem(request, as_rejection(error), root="")
         return html(page)
@@ -144,11 +166,12 @@ class DashboardRoutes:
     async def _jobs_live(self, request: web.Request) -> web.StreamResponse:
         self.require_right_place(request)
         with self._master.gate.following("/live", self.authorization(request)) as call:
+            asked = JobsQuery.of(request.query)
 
-            def made() -> Parts:
-                return {"jobs": self._list(call.caller)}
+            async def made() -> Parts:
+                return {"jobs": await self._list(call.caller, asked)}
 
-            return await self._lives()[1].jobs(request, made, call)
+            return await self._lives().live.jobs(request, made, call)
 
     async def _job(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
@@ -156,16 +179,34 @@ class DashboardRoutes:
             visitor = self._visitor(self.caller_of(request, "/jobs/{job}", job))
             server = await self._job_server(job)
             notice = self.notice_of(f"jobs/{quote(job, safe='')}", request.query.get("notice", ""))
-            facts, asked = await self._lives()[0].facts(server), AskedEvents.of(request.query)
+            facts, asked = await self._lives().gatherer.facts(server), JobQuery.of(request.query)
             return html(pages.job_page(facts, visitor, notice, asked))
         except REFUSALS as error:
             return self.problem(request, as_rejection(error), root="../")
+
+    async def _compare(self, request: web.Request) -> web.Response:
+        names = list(dict.fromkeys(request.query.getall("job", [])))
+        try:
+            if len(names) != 2:
+                raise Rejection(
+                    "invalid_argument",
+                    f"{len(names)} jobs are chosen, not two",
+                    hint="choose two jobs of the list",
+                    field="job",
+                )
+            for name in names:  # each is a right of its own
+                visitor = self._visitor(self.caller_of(request, "/jobs/{job}", name))
+            servers = [await self._job_server(name) for name in names]
+            found = [await self._lives().gatherer.facts(server) for server in servers]
+            return html(pages.compare_page(found, JobQuery.of(request.query), visitor))
+        except REFUSALS as error:
+            return self.problem(request, as_rejection(error), root="")
 
     async def _job_live(self, request: web.Request) -> web.StreamResponse:
         job = request.match_info["job"]
         self.require_right_place(request)
         with self._master.gate.following("/jobs/{job}/live", self.authorization(request), job) as call:
-            return await self._lives()[1].job(request, await self._job_server(job), call)
+            return await self._lives().live.job(request, await self._job_server(job), call)
 
     async def _output(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
@@ -179,11 +220,30 @@ class DashboardRoutes:
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
+        if name == "theme.css":
+            theme = pages.theme_css(request.cookies.get(THEME_COOKIE, ""))
+            headers = {hdrs.CACHE_CONTROL: "no-cache", hdrs.VARY: hdrs.COOKIE}
+            return web.Response(body=theme, content_type="text/css", charset="utf-8", headers=headers)
         if name not in pages.ASSETS:
             raise web.HTTPNotFound
         response = web.Response(body=pages.asset(name), content_type=pages.ASSETS[name], charset="utf-8")
         if request.query.get("v") == pages.asset_version():
             response.headers[hdrs.CACHE_CONTROL] = "public, max-age=86400, immutable"
+        return response
+
+    async def _theme(self, request: web.Request) -> web.Response:
+        try:
+            self.require_right_place(request)
+            require_same_site(request.headers, by_cookie=False)
+            theme = (await fields_of(request)).get("theme", "")
+            if theme not in pages.THEMES:
+                raise Rejection("invalid_argument", f"there are no colours {theme[:40]!r}", field="theme")
+        except REFUSALS as error:
+            return self.problem(request, as_rejection(error), root="")
+        response = see_other(came_from(request.headers) or "./")
+        response.set_cookie(
+            THEME_COOKIE, theme, path="/", secure=request.secure, samesite="Strict", max_age=THEME_SECONDS
+        )
         return response
 
     # ---------------------------------------------------------------- authentication
@@ -347,47 +407,50 @@ class DashboardRoutes:
     @property
     def live(self) -> Live:
         """The streams of all pages. Raises Rejection before the store is open."""
-        return self._lives()[1]
+        return self._lives().live
 
     def not_serving(self) -> Rejection:
         """Return the refusal while this master does not serve."""
         return Rejection("store_unavailable", f"this master {self.state()}")
 
-    def _lives(self) -> tuple[Gatherer, Live]:
+    def _lives(self) -> _Views:
         jobs = self._job_servers()
-        if self._views is None or self._views[0] is not jobs:
+        if self._views is None or self._views.jobs is not jobs:
             gatherer = Gatherer(jobs)
-            self._views = (jobs, gatherer, Live(PageRenderer(gatherer), self._connections_max))
-        return self._views[1], self._views[2]
+            live = Live(PageRenderer(gatherer), self._connections_max)
+            self._views = _Views(jobs, gatherer, live, Sparklines(jobs))
+        return self._views
 
-    def _listed(self, caller: Principal) -> Listed:
+    async def _listed(self, caller: Principal) -> Listed:
         """Return the jobs that the caller may see. Raises Rejection while this master does not serve."""
         jobs = self._master.jobs
         if jobs is None:
             return Listed([])
         seen = [server for server in jobs.all() if caller.covers(server.name)]
-        views = [job_view(server.machine, server.clock()) for server in seen[:JOBS_SHOWN]]
+        lines = await self._lives().sparklines.of(jobs.all())
+        rows = [row_of(server, lines.get(server.name, ("", ""))) for server in seen[:JOBS_SHOWN]]
         ended = [closed for closed in jobs.closed() if caller.covers(closed.name)]
         ended.sort(key=lambda closed: closed.ended_at, reverse=True)
-        views += [closed.record.view for closed in ended[: JOBS_SHOWN - len(views)]]
+        rows += [JobRow(closed.record.view) for closed in ended[: JOBS_SHOWN - len(rows)]]
         held = {
             name: Held(held_phase(error), Notice(str(error), error.hint, refused=True))
             for name, error in sorted(jobs.held().items())[:JOBS_SHOWN]
             if caller.covers(name)
         }
-        return Listed(sorted(views, key=lambda view: view.name), held)
+        return Listed(rows, held)
 
-    def _list(self, caller: Principal) -> str:
-        """Return the list as HTML, rendered once a second for all callers with the same rights.
+    async def _list(self, caller: Principal, asked: JobsQuery) -> str:
+        """Return the list as HTML, rendered once a second for all callers with the same rights and question.
 
         Raises Rejection.
         """
         now = asyncio.get_running_loop().time()
-        made = self._lists.get(caller.jobs)
+        key = (caller.jobs, asked)
+        made = self._lists.get(key)
         if made is None or now - made[0] > LIST_SECONDS:
             if len(self._lists) >= LISTS_KEPT:
                 self._lists.clear()
-            made = self._lists[caller.jobs] = (now, pages.jobs_part(self._listed(caller)))
+            made = self._lists[key] = (now, pages.jobs_part(await self._listed(caller), asked))
         return made[1]
 
     def state(self) -> str:

@@ -98,7 +98,7 @@ class RunRoutes:
         with self._site.gate.following("/runs/live", self._site.authorization(request)) as call:
             return await self._site.live.jobs(request, lambda: self._list(call.caller), call)
 
-    def _list(self, caller: Principal) -> Parts:
+    async def _list(self, caller: Principal) -> Parts:
         """Return the parts of the list, rendered once a second for all callers with the same owners."""
         now = asyncio.get_running_loop().time()
         rights = (caller.name, caller.owners)

@@ -80,46 +80,63 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The lanes of all workers, and the marks of the whole ring.
+    """The lanes of all workers, and the marks of the whole ring, between two times.
 
-    left_out: number of workers not shown, those that left first. complete: True if it goes back to the job's
-    first event. cut: True if only the first members of some rings are known.
+    checkpoints: when each was saved. left_out: number of workers not shown, those about which nothing was
+    told for longest. complete: True if it goes back to the job's first event. cut: True if only the first
+    members of some rings are known.
     """
 
     began: float
     ended: float
     lanes: tuple[Lane, ...]
     marks: tuple[Mark, ...]
+    checkpoints: tuple[Mark, ...]
     left_out: int
     complete: bool
     cut: bool
 
 
-def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
-    """Compute the timeline up to `now`, or to the job's end; None if there are no events."""
-    notes = _affordable(notes)
+def bounds(notes: Sequence[StoredNote], now: float) -> tuple[float, float]:
+    """Return when a timeline begins, and its end: `now`, or the job's."""
+    over = notes[-1].now if isinstance(notes[-1].note.event, OVER) else None
+    return notes[0].now, max(over if over is not None else now, notes[-1].now)
+
+
+def timeline(
+    notes: Sequence[StoredNote], now: float, part: tuple[float, float] | None = None
+) -> Timeline | None:
+    """Compute the timeline up to `now`, or to the job's end; None if there are no events.
+
+    part: only what lies between these times.
+    """
+    notes = affordable(notes)
     if not notes:
         return None
-    over = notes[-1].now if isinstance(notes[-1].note.event, OVER) else None
-    ended = max(over if over is not None else now, notes[-1].now)
+    began, ended = bounds(notes, now)
     rings, marks = _rings(notes, ended)
+    began, ended = part or (began, ended)
+    rings = [ring for ring in rings if ring.decided <= ended and (ring.ended is None or ring.ended >= began)]
+    marks = [mark for mark in marks if began <= mark.at <= ended]
+    checkpoints = tuple(mark for mark in marks if mark.kind == "checkpoint")
+    marks = [mark for mark in marks if mark.kind != "checkpoint"]
     stays: dict[str, list[Stay]] = {}
     for ring in rings:
         until = ring.ended if ring.ended is not None else ended
         for one in ring.places:
             stay = Stay(ring.decided, until, one.start, one.end, ring.generation, ring.formed)
             stays.setdefault(one.worker, []).append(stay)
-    seen: dict[str, float] = {}
-    came: dict[str, int] = {}
-    for place, mark in enumerate(marks):
+    told: dict[str, float] = {}
+    came: dict[str, float] = {}
+    for mark in marks:
         if mark.worker:
-            seen[mark.worker] = max(seen.get(mark.worker, 0.0), mark.at)
-            came.setdefault(mark.worker, place)
+            told[mark.worker] = mark.at
+            came.setdefault(mark.worker, mark.at)
     for worker, parts in stays.items():
-        seen[worker] = max(seen.get(worker, 0.0), parts[-1].ended)
-        came.setdefault(worker, len(marks))
-    # The workers seen last are shown, in the order in which they came.
-    shown = set(sorted(seen, key=lambda worker: (-seen[worker], worker))[:LANES_MAX])
+        told.setdefault(worker, parts[0].began)
+        came[worker] = min(came.get(worker, parts[0].began), parts[0].began)
+    # The workers about which something was told last are shown, in the order in which they came.
+    shown = set(sorted(told, key=lambda worker: (-told[worker], worker))[:LANES_MAX])
     each = max(STAYS_MAX // max(len(shown), 1), 8)
     marked = marks[-MARKS_MAX:]
     lanes = tuple(
@@ -131,17 +148,23 @@ def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
         for worker in sorted(shown, key=lambda worker: (came[worker], worker))
     )
     return Timeline(
-        notes[0].now,
+        began,
         ended,
         lanes,
         tuple(mark for mark in marked if not mark.worker),
-        len(seen) - len(shown),
+        checkpoints,
+        len(told) - len(shown),
         notes[0].sequence <= 1,
         any(not ring.whole for ring in rings),
     )
 
 
-def _affordable(notes: Sequence[StoredNote]) -> Sequence[StoredNote]:
+def mark_kind(event: HistoryEvent | None) -> str:
+    """Return the kind of mark that an event is on the timeline; empty: it is none."""
+    return _MARKS.get(type(event), "")  # type: ignore[arg-type]
+
+
+def affordable(notes: Sequence[StoredNote]) -> Sequence[StoredNote]:
     """Return the newest events whose rings have at most `MEMBERS_MAX` members in total, or one ring."""
     count, first = 0, True
     for place in range(len(notes) - 1, -1, -1):
@@ -167,7 +190,7 @@ def _rings(notes: Sequence[StoredNote], ended: float) -> tuple[list[Ring], list[
         ring = fold.ring
         if forming and ring is not None and ring.replays and isinstance(dated.event, history.RingFormed):
             marks.append(Mark(dated.time, "replay", "", f"step {ring.resume_step} is run again"))
-        if (kind := _MARKS.get(type(dated.event))) is not None:
+        if kind := mark_kind(dated.event):
             marks.append(Mark(dated.time, kind, dated.worker if kind != "checkpoint" else "", dated.reason))
     if (last := fold.end(ended)) is not None:
         rings.append(last)

@@ -37,6 +37,11 @@ def moment(seconds: float) -> str:
     return datetime.fromtimestamp(min(max(seconds, 0.0), 253_402_300_799), UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def instant(seconds: float) -> str:
+    """Format seconds since the Unix epoch for the `datetime` of a <time>: "2026-01-31T12:30:05Z"."""
+    return moment(seconds).replace(" ", "T") + "Z"
+
+
 def number(value: float) -> str:
     """Format a number with five significant digits."""
     return f"{value:.5g}"

@@ -6,14 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastane_master.dashboard.drawing import LEFT, WIDTH, draw_curve, draw_timeline
+from elastane_master.dashboard.asked import JobQuery
+from elastane_master.dashboard.drawing import LEFT, WIDTH, draw_timeline
 from elastane_master.dashboard.facts import event_rows
-from elastane_master.dashboard.pages import AskedEvents
 from elastane_master.dashboard.pages import render as render
 from elastane_master.dashboard.timeline import LANES_MAX, MARKS_MAX, MEMBERS_MAX, STAYS_MAX, Stay, timeline
 from elastane_master.decisions.effects import Note
 from elastane_master.decisions.events import Rejection
-from elastane_master.jobs.curves import Bucket
 from elastane_master.jobs.limits import clip
 from elastane_master.jobs.records import StoredNote
 from elastane_proto.history.upgrade import upgraded
@@ -138,7 +137,7 @@ def test_a_ring_whose_members_were_cut_says_so() -> None:
     for at in (2.0, 3.0):
         seen = timeline(story.notes, now=9.0)
         assert seen is not None
-        pages.append(render("part_timeline.html", facts=SimpleNamespace(picture=draw_timeline(seen))))
+        pages.append(render("part_timeline.html", picture=draw_timeline(seen), zooms=[], asked=JobQuery()))
         story.ring(at, clip(", ".join(f"w{i}[{i}:{i + 1}]" for i in range(1000))), 2)
     assert ["first members" in page for page in pages] == [False, True]
 
@@ -151,6 +150,8 @@ def test_the_table_of_events_cuts_the_members_of_large_rings() -> None:
         "part_events.html",
         facts=SimpleNamespace(notes=story.notes),
         rows=event_rows(story.notes),
+        left_out=0,
+        problem="",
         view=SimpleNamespace(name="j"),
     )
     assert "a[0:2], b[2:4]</small>" in html and "more characters)</small>" in html
@@ -166,6 +167,8 @@ def test_checkpoints_that_follow_each_other_are_one_row() -> None:
         "part_events.html",
         facts=SimpleNamespace(notes=story.notes),
         rows=event_rows(story.notes),
+        left_out=0,
+        problem="",
         view=SimpleNamespace(name="j"),
     )
     assert html.count("<tr data-sequence") == 2
@@ -178,7 +181,9 @@ def test_only_the_events_that_are_wanted_are_shown() -> None:
         story.tell(20.0 + step, "checkpoint_saved", at_step=step)
 
     def shown(now: float = 30.0, **asked: str) -> list[int]:
-        return [row.stored.sequence for row in event_rows(story.notes, AskedEvents.of(asked).filter(now))]
+        query = JobQuery.of(asked)
+        rows = event_rows(story.notes, query.filter(now), each=query.each_event)
+        return [row.stored.sequence for row in rows]
 
     everything = shown()
     assert everything == sorted(everything, reverse=True) and len(everything) == len(story.notes) - 2
@@ -186,9 +191,13 @@ def test_only_the_events_that_are_wanted_are_shown() -> None:
     assert {kinds[one] for one in shown(kind="worker")} == {"worker_joined", "worker_lost"}
     assert len(shown(kind="checkpoint_saved, worker_lost")) == 4, "what is asked for is not folded"
     assert {kinds[one] for one in shown(worker="b")} == {"worker_joined", "worker_lost", "ring_change"}
+    assert {kinds[one] for one in shown(search="Of B")} == {"worker_joined", "worker_lost"}
+    assert {kinds[one] for one in shown(search="ring formed")} == {"ring_formed"}
+    assert shown(search="of b", kind="worker_lost") == [6] and shown(search="nowhere") == []
+    assert len(shown(routine="each")) == len(story.notes)
     assert shown(since="5") == [one for one in everything if one >= 5]
     assert shown(since="10s") == everything[:1] and shown(now=22.5, since="1s") == everything[:1]
-    assert AskedEvents("a b", "w", "").query() == "?kind=a+b&worker=w" and AskedEvents().query() == ""
+    assert JobQuery("a b", "w", "").query() == "?kind=a+b&worker=w" and JobQuery().query() == ""
     with pytest.raises(Rejection, match="yesterday"):
         shown(since="yesterday")
 
@@ -220,6 +229,43 @@ def test_where_a_timeline_is_drawn() -> None:
         assert LEFT <= glyph.x <= WIDTH and 0 < glyph.y < picture.height
 
 
+def test_a_part_of_a_timeline_has_what_happened_in_it() -> None:
+    story = death()
+    seen = timeline(story.notes, 20.0, (9.0, 12.0))
+    assert seen is not None and (seen.began, seen.ended) == (9.0, 12.0)
+    assert [lane.worker for lane in seen.lanes] == ["a", "b"]
+    assert [(stay.first, stay.after) for stay in seen.lanes[0].stays] == [(0, 2), (0, 4)]
+    assert [mark.kind for mark in (*seen.lanes[1].marks, *seen.marks)] == ["death", "replay"]
+    picture = draw_timeline(seen)
+    assert all(bar.x >= LEFT and bar.x + bar.width <= WIDTH - 7 for bar in picture.bars)
+    assert [tick.text[-2:] for tick in picture.ticks] == ["09", "10", "11", "12"], "no label twice"
+
+
+def test_checkpoints_that_are_close_are_one_tick() -> None:
+    story = death()
+    for number in range(30):
+        story.tell(20.0 + number / 10, "checkpoint_saved", at_step=number)
+    story.tell(40.0, "checkpoint_saved", at_step=99)
+    seen = timeline(story.notes, now=60.0)
+    assert seen is not None and len(seen.checkpoints) == 31
+    many, one = draw_timeline(seen).saves
+    assert (many.label, one.label) == ("30", "") and many.x < many.x_last < one.x == one.x_last
+    assert many.title.startswith("00:00:22 the newest of 30 checkpoints: ") and one.at == 40.0
+
+
+def test_of_many_workers_those_with_news_are_shown_in_low_rows() -> None:
+    story = Story()
+    members = ", ".join(f"w{i}[{i}:{i + 1}]" for i in range(500))
+    story.ring(1.0, members, 1)
+    story.tell(2.0, "ring_formed", resume_step=0)
+    story.tell(9.0, "worker_lost", "w499")
+    seen = timeline(story.notes, now=20.0)
+    assert seen is not None and len(seen.lanes) == LANES_MAX and seen.left_out == 500 - LANES_MAX
+    assert "w499" in {lane.worker for lane in seen.lanes}
+    picture = draw_timeline(seen)
+    assert picture.height < 450 and picture.labels == ()
+
+
 def test_workers_with_whole_domain_names_are_told_apart() -> None:
     story = Story()
     names = [f"spot-pool-b-{number}.training.svc.cluster.local" for number in range(3)]
@@ -240,25 +286,3 @@ def test_a_job_of_one_moment_can_be_drawn() -> None:
     story.tell(5.0, "ring_formed", resume_step=0)
     seen = timeline(story.notes, now=5.0)
     assert seen is not None and len(draw_timeline(seen).bars) == 1
-
-
-def bucket(start: int, mean: float, low: float | None = None, high: float | None = None) -> Bucket:
-    least, most = mean if low is None else low, mean if high is None else high
-    return Bucket(start, start + 1, 1, mean, least, most, mean)
-
-
-def test_curves_stand_in_their_frame_and_pass_over_what_is_no_number() -> None:
-    inf, nan = float("inf"), float("nan")
-    points = [bucket(0, 4.0, 3.0, 9.0), bucket(10, nan), bucket(20, 1e308, -1e308, 1e308), bucket(30, inf)]
-    drawn = draw_curve("loss", points)
-    places = [tuple(map(float, pair.split(","))) for pair in drawn.line.split()]
-    assert len(places) == 2 and places[0][0] == LEFT and places[0][0] < places[1][0] <= WIDTH
-    assert all(0 <= y <= drawn.bottom for _, y in places)
-    assert len(drawn.band.split()) == 4 and drawn.last == "inf"
-    assert draw_curve("one", [bucket(3, 2.0)]).dot is not None
-    nothing = draw_curve("none", [bucket(0, nan)])
-    assert (nothing.line, nothing.band, nothing.dot) == ("", "", None)
-    flat = draw_curve("flat", [bucket(0, 2.0), bucket(1, 2.0)])
-    assert all("nan" not in pair for pair in flat.line.split())
-    least = draw_curve("least", [bucket(0, 0.0), bucket(1, 5e-324)])
-    assert len(least.line.split()) == 2, "their difference has no half"

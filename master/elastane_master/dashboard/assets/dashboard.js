@@ -3,9 +3,34 @@
 (() => {
   const shown = document.getElementById("live");
   const say = (text, state) => {
+    if (!shown) return;
     shown.hidden = false;
     if (shown.textContent !== text) shown.textContent = text;
     shown.dataset.state = state;
+  };
+
+  // The master writes times in UTC; a viewer reads those of their own place.
+  const two = (value) => String(value).padStart(2, "0");
+  const local = (at) => {
+    const date = new Date(at * 1000);
+    const day = `${two(date.getMonth() + 1)}-${two(date.getDate())}`;
+    const minute = `${two(date.getHours())}:${two(date.getMinutes())}`;
+    return { day, minute, second: `${minute}:${two(date.getSeconds())}`, year: date.getFullYear() };
+  };
+  globalThis.elastaneClock = (at) => local(at).second;
+  const localize = (root) => {
+    for (const one of root.querySelectorAll("[data-at]")) {
+      const { day, minute, second } = local(Number(one.dataset.at));
+      one.textContent = one.textContent
+        .replace(/^\d\d-\d\d \d\d:\d\d$/, `${day} ${minute}`)
+        .replace(/^\d\d:\d\d:\d\d/, second)
+        .replace(/^\d\d:\d\d$/, minute);
+    }
+    for (const one of root.querySelectorAll("time[datetime]")) {
+      const { day, second, year } = local(Date.parse(one.dateTime) / 1000);
+      one.textContent = one.textContent.length > 8 ? `${year}-${day} ${second}` : second;
+    }
+    for (const one of root.querySelectorAll(".js")) one.hidden = false;
   };
 
   const replace = (name, html) => {
@@ -15,7 +40,19 @@
     const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
     // So is what somebody is typing.
     const typed = [...part.querySelectorAll("input[id]")].filter((one) => one.value !== one.defaultValue);
+    // What somebody has unfolded stays unfolded.
+    const unfolded = [...part.querySelectorAll("details[open][id]")].map((one) => one.id);
+    const picked = [...part.querySelectorAll("input[type=checkbox]:checked")].map((one) => one.id);
     part.innerHTML = html;
+    for (const id of picked) {
+      const box = document.getElementById(id);
+      if (box) box.checked = true;
+    }
+    localize(part);
+    for (const id of unfolded) {
+      const folded = document.getElementById(id);
+      if (folded) folded.open = true;
+    }
     for (const old of typed) {
       const input = document.getElementById(old.id);
       if (input) input.value = old.value;
@@ -33,7 +70,7 @@
   };
   const follow = () => {
     stop();
-    if (over) return;
+    if (over || !document.body.dataset.live) return;
     if (document.hidden) {
       // A browser has six connections to a master: tabs that nobody sees would leave none for the next page.
       say("not live: in the background", "away");
@@ -42,6 +79,7 @@
     const asked = (source = new EventSource(document.body.dataset.live));
     asked.addEventListener("parts", (event) => {
       for (const [name, html] of Object.entries(JSON.parse(event.data))) replace(name, html);
+      document.dispatchEvent(new CustomEvent("replaced"));
       say("live", "live");
     });
     asked.addEventListener("refused", (event) => {
@@ -59,6 +97,51 @@
       }
     };
   };
+  // Another part of the page is asked for: the address has it, and the updates come for it.
+  const base = (document.body.dataset.live ?? "").split("?")[0];
+  const ask = (query) => {
+    history.replaceState(null, "", query || location.pathname);
+    document.body.dataset.live = base + query;
+    const asked = new URLSearchParams(query);
+    for (const field of document.querySelectorAll("form.ask [name]")) {
+      if (field === document.activeElement) continue;
+      const value = asked.get(field.name) ?? "";
+      if (field.type === "checkbox") field.checked = value === field.value;
+      else field.value = value;
+    }
+    over = false;
+    follow();
+  };
+  const fieldsOf = (form) => {
+    const query = new URLSearchParams(location.search);
+    query.delete("notice");
+    for (const field of form.elements) if (field.name) query.delete(field.name);
+    for (const [name, value] of new FormData(form)) if (value) query.set(name, value);
+    return query.size ? `?${query}` : "";
+  };
+  for (const form of document.querySelectorAll("form.ask")) {
+    let typing = 0;
+    const now = (event) => {
+      clearTimeout(typing);
+      event?.preventDefault();
+      ask(fieldsOf(form));
+    };
+    form.addEventListener("submit", now);
+    form.addEventListener("change", () => now());
+    form.addEventListener("input", () => {
+      clearTimeout(typing);
+      typing = setTimeout(now, 300);
+    });
+  }
+  document.addEventListener("ask", (event) => ask(event.detail));
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("a.ask");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    const focused = link.id;
+    ask(new URL(link.href).search);
+    if (focused) link.focus();
+  });
   document.addEventListener("visibilitychange", follow);
   addEventListener("pagehide", stop);
   // Gone back to: the browser shows the page as it was left, and nothing is followed any more.
@@ -83,7 +166,29 @@
     event.preventDefault();
   });
 
-  for (const one of document.querySelectorAll(".js")) one.hidden = false;
+  localize(document);
+  document.getElementById("zone").textContent = `Times are those of ${Intl.DateTimeFormat().resolvedOptions().timeZone}.`;
+
+  const themes = document.querySelectorAll(".theme button");
+  const showTheme = () => {
+    const chosen = document.cookie.match(/(?:^|; )elastane_theme=(\w+)/)?.[1] ?? "auto";
+    for (const one of themes) one.setAttribute("aria-pressed", one.value === chosen);
+  };
+  for (const one of themes) {
+    one.addEventListener("click", (event) => {
+      event.preventDefault();
+      fetch(one.form.action, { method: "POST", body: new URLSearchParams({ theme: one.value }), redirect: "manual" }).then(
+        () => {
+          const sheet = document.getElementById("theme");
+          sheet.href = `${sheet.href.split("?")[0]}?${Date.now()}`;
+          showTheme();
+        },
+        () => one.form.requestSubmit(one),
+      );
+    });
+  }
+  showTheme();
+  for (const one of document.querySelectorAll(".nojs")) one.hidden = true;
   document.getElementById("notice")?.focus();
   follow();
 })();

@@ -336,6 +336,7 @@ def _environment() -> Environment:
         row=drawing.ROW,
         ACTIONS=ACTIONS,
         GLYPHS=drawing.GLYPHS,
+        WORKERS_SHOWN=WORKERS_SHOWN,
         money=money_text,
         price=price_text,
         nanos=NANOS,

@@ -147,14 +147,14 @@ class FollowingModel:
         worker.notify()
 
     async def _send(self) -> None:
-        worker, link, book = self.worker, self._link, self._book
-        assert link is not None
+        worker, link, book, message = self.worker, self._link, self._book, self._message
+        assert link is not None and message is not None
         while True:
             await worker.wait_for(
                 lambda: book.failure or (book.is_copied and (book.waiting or book.end_step is not None))
             )
             if book.failure:
-                worker.tell(lambda: worker.protocol.feeding_failed(book.failure))
+                worker.tell(lambda: worker.protocol.feeding_failed(message, book.failure))
                 link.disturb()
                 return
             given: Given[Gradients] | None = book.next()

@@ -397,11 +397,11 @@ class WorkerProtocol:
         report = ring_pb2.FollowReport(generation=follow.generation, step=step, digest=digest)
         return Outcome(send=[ring_pb2.AttendRequest(follow_report=report)])
 
-    def feeding_failed(self, error: str) -> Outcome:
+    def feeding_failed(self, follow: ring_pb2.Follow, error: str) -> Outcome:
         """Report that this worker cannot go on sending to the newcomer that follows."""
-        follow, self.feed = self.feed, None
-        if follow is None:
-            return Outcome()
+        if self.feed != follow:
+            return Outcome()  # the ring has changed, or another newcomer follows by now
+        self.feed = None
         report = ring_pb2.FollowReport(generation=follow.generation, error=error[:500])
         return Outcome(send=[ring_pb2.AttendRequest(follow_report=report)])
 

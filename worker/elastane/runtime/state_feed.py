@@ -160,7 +160,7 @@ class _Feed:
         except (RingError, FollowError, RuntimeError, MemoryError) as error:
             why = str(error)
             _log.info("serves no newcomer any more", newcomer=self.message.newcomer, error=why)
-            self._session.tell(lambda: self._session.protocol.feeding_failed(why))
+            self._session.tell(lambda: self._session.protocol.feeding_failed(self.message, why))
             self.give_up(why)
         finally:
             # The optimizer must never wait for a thread that has ended.

@@ -34,7 +34,7 @@ def _fill(initial: InitialRows, ids: Ids, rows: NDArray[np.float32]) -> None:
     if initial.distribution == "uniform":
         integers = 2 * (words >> np.uint64(40)).astype(np.int64) + 1 - 2**24
     else:
-        # Four 16-bit parts of each word, three words an element. Parts are added two at a time, 32 bits apart.
+        # Four 16-bit parts of each word, three words an element; added two at a time, 32 bits apart.
         pairs = words >> np.uint64(16)
         pairs &= _ALTERNATE_PARTS
         words &= _ALTERNATE_PARTS

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -274,11 +274,12 @@ class SlotClient:
 
     def _await(self, asked: list[_Asked]) -> None:
         """Wait for answers; a connection to who owns none of the slots any more is given up."""
-        pending = list(asked)
-        while pending:
-            wait([request.future for request in pending], timeout=_LOOK_SECONDS)
-            pending = [request for request in pending if not request.future.done()]
-            _give_up(pending, self._watch.newest)
+        for request in asked:
+            while not request.future.done():
+                try:
+                    request.future.exception(_LOOK_SECONDS)
+                except TimeoutError:
+                    _give_up([one for one in asked if not one.future.done()], self._watch.newest)
 
     def _take(
         self, conversation: _Conversation[Any], asked: list[_Asked], patience: _Patience | None = None

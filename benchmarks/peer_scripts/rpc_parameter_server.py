@@ -1,10 +1,12 @@
 """The parameter server of PyTorch's RPC tutorials, and one trainer: prints its figures as JSON.
 
     rpc_parameter_server.py train PORT SAMPLES BATCH ROWS WIDTH    forward and backward at the server
+    rpc_parameter_server.py rows PORT SAMPLES BATCH ROWS WIDTH     forward and backward at the trainer
     rpc_parameter_server.py push PORT BYTES SECONDS                gradients sent to it, which it applies
 
 train: as in "Implementing a Parameter Server Using Distributed RPC Framework": the server holds the model,
-and the trainer uses its forward, distributed autograd and the distributed optimizer. push: as in
+and the trainer uses its forward, distributed autograd and the distributed optimizer. rows: the same model,
+but a step pulls the rows of its ids and all dense weights, and pushes their gradients. push: as in
 "Implementing Batch RPC Processing Using Asynchronous Executions", with a batch of one and without the model
 in the answer.
 """
@@ -39,6 +41,24 @@ class Model(nn.Module):
         return [rpc.RRef(parameter) for parameter in self.parameters()]
 
 
+class RowsAndWeights:
+    """Rows of an embedding and dense weights: read, and updated by SGD, in one call each."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        self.model = Model(rows, width)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+
+    def pull(self, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+        return self.model.bags.weight.detach()[ids], [w.detach() for w in self.model.deep.parameters()]
+
+    def push(self, ids: Tensor, rows: Tensor, dense: list[Tensor]) -> None:
+        weight = self.model.bags.weight
+        weight.grad = torch.sparse_coo_tensor(ids[None], rows, weight.shape, is_coalesced=True)
+        for parameter, gradient in zip(self.model.deep.parameters(), dense, strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+
+
 class Weights:
     """The weights to which pushes are applied."""
 
@@ -71,6 +91,30 @@ def train(samples: int, batch: int, rows: int, width: int) -> dict[str, float]:
     return {"samples_per_second": (samples - warm) / (time.monotonic() - began)}
 
 
+def train_rows(samples: int, batch: int, rows: int, width: int) -> dict[str, float]:
+    server = rpc.remote(SERVER, RowsAndWeights, args=(rows, width))
+    deep = Model(1, width).deep
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, rows, (samples, 8), generator=generator)
+    labels = torch.rand(samples, generator=generator).round()
+    warm, began = samples // 5, 0.0
+    for start in range(0, samples, batch):
+        if start <= warm < start + batch:
+            began, warm = time.monotonic(), start
+        part = slice(start, start + batch)
+        own, places = torch.unique(ids[part], return_inverse=True)
+        pulled, dense = server.rpc_sync().pull(own)
+        with torch.no_grad():
+            for parameter, values in zip(deep.parameters(), dense, strict=True):
+                parameter.copy_(values)
+                parameter.grad = None
+        leaf = pulled.requires_grad_()
+        scores = deep(nn.functional.embedding_bag(places, leaf, mode="sum")).squeeze(1)
+        nn.functional.binary_cross_entropy_with_logits(scores, labels[part]).backward()
+        server.rpc_sync().push(own, leaf.grad, [parameter.grad for parameter in deep.parameters()])
+    return {"samples_per_second": (samples - warm) / (time.monotonic() - began)}
+
+
 def push(size: int, seconds: float) -> dict[str, float]:
     weights = rpc.remote(SERVER, Weights, args=(size // 4,))
     gradient = torch.full((size // 4,), 1e-6)
@@ -91,7 +135,10 @@ def run(rank: int, arguments: list[str]) -> None:
     rpc.init_rpc(TRAINER if rank else SERVER, rank=rank, world_size=2, rpc_backend_options=options)
     if rank:
         numbers = [float(each) for each in rest]
-        found = push(int(numbers[0]), numbers[1]) if kind == "push" else train(*map(int, numbers))
+        if kind == "push":
+            found = push(int(numbers[0]), numbers[1])
+        else:
+            found = (train_rows if kind == "rows" else train)(*map(int, numbers))
         print(json.dumps(found), flush=True)
     rpc.shutdown()
 

@@ -179,11 +179,15 @@ class HeldSlots:
         return self.judge_all(push, [(slot, push.pulled)])[0]
 
     def judge_all(self, push: Push, pulled: Sequence[tuple[int, Pulled | None]]) -> list[Answer]:
-        """Return `judge` of a push to several slots. pulled: of each slot, in the place of `push.pulled`."""
+        """Return `judge` of a push to several slots. pulled: of each slot, in the place of `push.pulled`.
+
+        Equal answers of slots that follow one another are one object.
+        """
         self._check(push)
         records = [self._slots.get(slot) for slot, _ in pulled]
         known = iter(in_all([record.applied for record in records if record is not None], push.name))
         answers = list[Answer]()
+        before: tuple[Verdict, int, int, int] | None = None
         for (slot, seen), record in zip(pulled, records, strict=True):
             if seen is not None and not (0 <= seen.life < _INTEGER_MAX and 0 <= seen.version < _INTEGER_MAX):
                 raise InvalidRequest("a push needs numbers that are not negative", slot=slot)
@@ -196,7 +200,10 @@ class HeldSlots:
             verdict, staleness = self._verdict(record, version, push, seen, applied)
             if verdict is Verdict.APPLIED:
                 version += 1
-            answers.append(Answer(verdict, self.generation, record.life, version, staleness))
+            told = (verdict, record.life, version, staleness)
+            if told != before:
+                before, answer = told, Answer(verdict, self.generation, record.life, version, staleness)
+            answers.append(answer)
         return answers
 
     def record(self, slot: int, push: Push) -> None:

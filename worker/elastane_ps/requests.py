@@ -238,10 +238,13 @@ class Requests:
 
         def answer() -> tuple[Header, Sequence[Piece]]:
             said: dict[Said, list[int]] = {}
+            before: Said | None = None
             for slot, what, held, barrier in answers:
-                if held is not None and not held.wait(barrier):
+                if held is not None and (not held.wait(barrier) if barrier else held.gone):
                     what = (_MOVED, -1, -1, 0)
-                said.setdefault(what, []).append(slot)
+                if what is not before:
+                    before, slots = what, said.setdefault(what, [])
+                slots.append(slot)
             return Pushed(
                 self._holdings.map.generation, [PushedSlots(slots, *what) for what, slots in said.items()]
             ), ()
@@ -305,22 +308,29 @@ class Requests:
         absent: Said = (self._absent(header.generation), -1, -1, 0)
         said: list[tuple[int, Said, HeldSlot | None]] = []
         applied: dict[float, list[tuple[_SlotPush, HeldSlot]]] = {}
+        before: pushes.Answer | None = None
         for one in batch:
             held = there.get(one.slot)
             if held is None:
                 said.append((one.slot, absent, None))
                 continue
             answer = next(judged)
-            what = (CODES[answer.verdict], answer.life, answer.version, answer.staleness)
-            if answer.verdict is Verdict.APPLIED:
+            if answer is not before:
+                before, staleness = answer, answer.staleness
+                judgement: Said = (CODES[answer.verdict], answer.life, answer.version, staleness)
+                is_applied = answer.verdict is Verdict.APPLIED
+                scale = 1 / (1 + staleness) if self._settings.scale_by_staleness else 1.0
+                group = applied.setdefault(scale, [])
+            what = judgement
+            if is_applied:
                 if held.weights.initialised:
-                    scale = 1 / (1 + answer.staleness) if self._settings.scale_by_staleness else 1.0
-                    applied.setdefault(scale, []).append((one, held))
+                    group.append((one, held))
                 else:
                     what = (CODE_UNINITIALISED, -1, -1, 0)
             said.append((one.slot, what, held))
         for scale, parts in applied.items():
-            self._apply(header, push, parts, scale)
+            if parts:
+                self._apply(header, push, parts, scale)
         self._figures.answered([(code, staleness) for _, (code, _, _, staleness), _ in said])
         return [
             (

@@ -21,7 +21,7 @@ from elastane.runtime.slots.model import PsArguments, model_parts
 from elastane.runtime.slots.prepared import NonFinite, PreparedPs
 from elastane.runtime.slots.reports import PushingTasks, report_of
 from elastane.runtime.slots.task import PushTask, TaskEnd
-from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, Wanted
+from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, SlotAccess, Wanted
 from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import ElastaneError, JobFailedError
 from elastane_proto.v1 import shard_pb2
@@ -30,7 +30,7 @@ from elastane_slots.pushes import Pulled
 DONE = PushOutcome("done", lives_sum=5, staleness=2)
 
 
-class Slots:
+class Slots(SlotAccess):
     """Each pull sees a later version. returned: of pulls under a lease. outcomes: of the next pushes."""
 
     def __init__(self, inner: LocalSlots) -> None:
@@ -216,6 +216,7 @@ class LeasedOnce:
 
     dataset = "data"
     ready = False
+    next_task = tasks._Source.next_task
 
     def __init__(self) -> None:
         self.reports: list[shard_pb2.TaskReport] = []

@@ -20,7 +20,7 @@ from elastane.slots.slot_client import PsUnreachableError, SlotClient
 from elastane.tables.layout import Ids, PushPart, RowGradients
 from elastane_ps.memory import Room
 from elastane_slots.pushes import Pulled
-from unit.ps.cluster import DATASET, DIGEST, FakeMaster, cluster
+from unit.ps.cluster import DATASET, DIGEST, WAIT_SECONDS, FakeMaster, cluster
 from unit.tables.models import ids_of, initial, rates, small
 
 SPEC = small(slots=6, dense="sgd", row="row_sgd")
@@ -255,3 +255,36 @@ def test_two_threads_share_a_client() -> None:
         assert {outcome.kind for outcome in outcomes} == {"done"}
         worker.refresh()
         assert worker.applied() == [set(range(24))] * SPEC.slots
+
+
+def test_pushes_that_are_begun_together_are_applied_once() -> None:
+    with cluster(SPEC, 2) as (master, worker), client_of(master) as client:
+        assert train(client, master, 0).kind == "done"  # connections stand from here on
+        seen = {slot: one.seen for slot, one in client.pull(0, 0, everything()).slots.items()}
+        begun = [client.begin_push(pushed(task, 1 + task, seen)) for task in range(1, 13)]
+        assert {future.result(WAIT_SECONDS).kind for future in begun} == {"done"}
+        worker.refresh()
+        assert worker.applied() == [set(range(13))] * SPEC.slots
+
+
+def test_a_pull_that_is_begun_goes_on_elsewhere_if_its_owner_is_silent() -> None:
+    with cluster(SPEC, 2, copies=2) as (master, _), client_of(master) as client:
+        assert train(client, master, 0).kind == "done"
+        silent = master.servers["ps-0"]
+        slot = min(silent.holdings.owned)
+        with silent.holdings.owned[slot].lock:
+            begun = client.begin_pull(0, 0, everything())
+            with master.changed:
+                del master.servers["ps-0"], master.addresses["ps-0"]
+                master._set(master.map.left("ps-0", master.servers, master.leases))
+            assert sorted(begun.result(WAIT_SECONDS).slots) == list(range(SPEC.slots))
+        silent.close()
+
+
+def test_what_is_begun_raises_its_error_where_it_is_read() -> None:
+    master = FakeMaster(SPEC)
+    with client_of(master, timeout_seconds=0.3) as client:
+        begun = client.begin_pull(0, 0, everything())
+        with pytest.raises(PsUnreachableError, match=r"were not served for 0\.3 s"):
+            begun.result(WAIT_SECONDS)
+    master.close()

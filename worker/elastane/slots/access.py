@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from elastane.tables.layout import Ids, PushPart
 from elastane_slots.pushes import Pulled
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class PushOutcome:
 
 
 class SlotAccess(Protocol):
-    """Thread-safe."""
+    """To be inherited from. Thread-safe."""
 
     def pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> PulledSlots:
         """Pull slots. lease: of the task; 0 for an evaluation. generation: of the oldest map that will do.
@@ -85,3 +88,21 @@ class SlotAccess(Protocol):
 
         Raises PsUnreachableError.
         """
+
+    def begin_pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> Future[PulledSlots]:
+        """Begin to `pull`; the future raises its errors. Unless it is overridden, nothing is waited for."""
+        return _ended(lambda: self.pull(lease, generation, wanted))
+
+    def begin_push(self, task: PushedTask) -> Future[PushOutcome]:
+        """Begin to `push`; the future raises its errors. The gradients must not change until it is done.
+        Unless it is overridden, nothing is waited for."""
+        return _ended(lambda: self.push(task))
+
+
+def _ended(call: Callable[[], Result]) -> Future[Result]:
+    future: Future[Result] = Future()
+    try:
+        future.set_result(call())
+    except Exception as error:  # noqa: BLE001 - raised where the future is read
+        future.set_exception(error)
+    return future

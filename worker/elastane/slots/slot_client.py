@@ -2,6 +2,10 @@
 
 Slots without a final answer are asked for again, at whoever has them by then. Requests of one round are in
 flight together; a round ends when all have answered, or those that have not are no owners any more.
+
+What is begun, and small, is sent by the caller's thread, and its answers are taken by the thread that reads
+the last of them: where every slot answers at once, no other thread is woken. The rest goes on in a thread of
+its own.
 """
 
 from __future__ import annotations
@@ -10,11 +14,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
 
@@ -48,14 +52,21 @@ _log = structlog.get_logger(__name__)
 
 #: A request is divided if it, or its answer, has more.
 REQUEST_BYTES_MAX: Final = 2**28
+#: What is begun is sent by the caller's thread if it has no more: a socket takes that without waiting.
+AT_ONCE_BYTES_MAX: Final = 2**18
 #: How often it is looked whether the map still names those that have not answered.
 _LOOK_SECONDS: Final = 0.05
 #: How long it is tried again what a parameter server has refused: it may not know the model yet.
 REFUSED_SECONDS: Final = 10.0
 #: How often it is said that slots are waited for.
 _SAY_SECONDS: Final = 10.0
+#: Pulls and pushes at the same time whose first round was not enough.
+_THREADS: Final = 8
+#: How long the follower of the map waits for the next one, before it looks whether it is still needed.
+_FOLLOW_SECONDS: Final = 1.0
 
 Body = Sequence[Piece]
+Result = TypeVar("Result")
 
 
 class PsUnreachableError(ElastaneError):
@@ -64,7 +75,7 @@ class PsUnreachableError(ElastaneError):
     code = "ELA485"
 
 
-class _Conversation:
+class _Conversation(Generic[Result]):
     """What is asked of several slots: `open` are those without a final answer."""
 
     open: set[int]
@@ -73,6 +84,10 @@ class _Conversation:
         """Bytes of the request and of its answer, the larger."""
         raise NotImplementedError
 
+    def request_bytes(self, slot: int) -> int:
+        """Bytes of the request."""
+        return self.size(slot)
+
     def request(self, generation: int, slots: list[int]) -> tuple[Header, Body]:
         raise NotImplementedError
 
@@ -80,8 +95,12 @@ class _Conversation:
         """Take an answer. Raises SlotFrameError for one that does not fit the request."""
         raise NotImplementedError
 
+    def result(self) -> Result:
+        """Return what has come of it; called when no slot is open."""
+        raise NotImplementedError
 
-@dataclass
+
+@dataclass(eq=False)
 class _Asked:
     owner: str
     slots: list[int]
@@ -112,24 +131,89 @@ class SlotClient:
         self._require_open = require_open
         self._journal = journal
         self._connections = _Connections()
+        self._threads = ThreadPoolExecutor(_THREADS, "elastane-slots")
+        self._first_rounds = _FirstRounds(watch)
 
     def pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> PulledSlots:
-        self._know(generation)
         pulling = _Pulling(self._spec, lease, wanted)
+        self._know(generation)
         self._converse(pulling)
-        return PulledSlots(pulling.found, pulling.returned)
+        return pulling.result()
 
     def push(self, task: PushedTask) -> PushOutcome:
-        self._know(task.generation)
         pushing = _Pushing(self._spec, task, journal=self._journal)
+        self._know(task.generation)
         self._converse(pushing)
-        assert pushing.state.outcome is not None
-        return pushing.state.outcome
+        return pushing.result()
+
+    def begin_pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> Future[PulledSlots]:
+        return self._begin(_Pulling(self._spec, lease, wanted), generation)
+
+    def begin_push(self, task: PushedTask) -> Future[PushOutcome]:
+        return self._begin(_Pushing(self._spec, task, journal=self._journal), task.generation)
 
     def close(self) -> None:
         """End all connections, and the watch. Requests in flight fail."""
+        self._first_rounds.close()
         self._connections.close()
         self._watch.close()
+        self._threads.shutdown(wait=False)
+
+    def _begin(self, conversation: _Conversation[Result], generation: int) -> Future[Result]:
+        future: Future[Result] = Future()
+
+        def go_on() -> None:
+            try:
+                self._know(generation)
+                self._converse(conversation)
+                result = conversation.result()
+            except BaseException as error:  # noqa: BLE001 - raised where the future is read
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        def answered(asked: list[_Asked]) -> None:
+            try:
+                self._take(conversation, asked)
+                if conversation.open:
+                    self._threads.submit(go_on)
+                    return
+                result = conversation.result()
+            except Exception as error:  # noqa: BLE001 - raised where the future is read
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        if asked := self._ask_at_once(conversation, generation):
+            self._first_rounds.add(asked, answered)
+        else:
+            self._threads.submit(go_on)
+        return future
+
+    def _ask_at_once(self, conversation: _Conversation[Any], generation: int) -> list[_Asked]:
+        """Ask for all slots, if that can be done without waiting; else for none."""
+        slots = conversation.open
+        if sum(map(conversation.request_bytes, slots)) > AT_ONCE_BYTES_MAX:
+            return []
+        try:
+            told = self._watch.newest
+        except ElastaneError:
+            return []  # raised again by `_know`
+        if told.map.generation < generation:
+            return []
+        owned = _by_owner(told, slots)
+        standing = {}
+        for owner in owned:
+            if (connection := self._connections.standing(owner, told.addresses.get(owner))) is None:
+                return []
+            standing[owner] = connection
+        if sum(map(len, owned.values())) < len(slots):
+            return []  # nobody has the others
+        return [
+            request
+            for owner, own in owned.items()
+            for request in _sent(conversation, told, owner, own, standing[owner])
+        ]
 
     def _know(self, generation: int) -> None:
         """Wait for the map of a lease."""
@@ -139,7 +223,7 @@ class SlotClient:
             if time.monotonic() > until:
                 raise PsUnreachableError(f"the slot map of generation {generation} has not come")
 
-    def _converse(self, conversation: _Conversation) -> None:
+    def _converse(self, conversation: _Conversation[Any]) -> None:
         """Ask until no slot is open. Raises PsUnreachableError, and SlotFrameError if it is refused."""
         rounds, since = 0, time.monotonic()
         patience, initial = _Patience(since), _Patience(since)
@@ -157,6 +241,8 @@ class SlotClient:
             if len(conversation.open) < len(left):
                 rounds, since = 0, now
                 continue
+            if self._connections.closed:
+                raise SlotFrameError("the connections to parameter servers were closed")
             self._require_open()
             if now - since > self._timeout_seconds:
                 raise PsUnreachableError(
@@ -176,47 +262,42 @@ class SlotClient:
         self._await(asked)
         self._take(initialising, asked, patience)
 
-    def _ask(self, told: ToldMap, conversation: _Conversation, slots: Iterable[int]) -> list[_Asked]:
+    def _ask(self, told: ToldMap, conversation: _Conversation[Any], slots: Iterable[int]) -> list[_Asked]:
         """Send requests for slots to their owners, in `told`."""
-        owned: dict[str, list[int]] = defaultdict(list)
-        for slot in sorted(slots):
-            if slot < len(told.map.places) and (owner := told.map.places[slot].owner):
-                owned[owner].append(slot)
         asked = []
-        for owner, own in owned.items():
+        for owner, own in _by_owner(told, slots).items():
             address = told.addresses.get(owner)
             connection = self._connections.open(owner, address) if address is not None else None
-            if connection is None:
-                continue
-            for part in _divided(own, conversation.size):
-                header, body = conversation.request(told.map.generation, part)
-                sent = connection.send(header, body, bounded(conversation, part))
-                asked.append(_Asked(owner, part, sent, connection))
+            if connection is not None:
+                asked += _sent(conversation, told, owner, own, connection)
         return asked
 
     def _await(self, asked: list[_Asked]) -> None:
         """Wait for answers; a connection to who owns none of the slots any more is given up."""
-        pending = list(asked)
-        while pending:
-            wait([request.future for request in pending], timeout=_LOOK_SECONDS)
-            pending = [request for request in pending if not request.future.done()]
-            places = self._watch.newest.map.places
-            for request in pending:
-                if all(places[slot].owner != request.owner for slot in request.slots):
-                    request.connection.close()
+        for request in asked:
+            while not request.future.done():
+                try:
+                    request.future.exception(_LOOK_SECONDS)
+                except TimeoutError:
+                    _give_up([one for one in asked if not one.future.done()], self._watch.newest)
 
-    def _take(self, conversation: _Conversation, asked: list[_Asked], patience: _Patience) -> None:
+    def _take(
+        self, conversation: _Conversation[Any], asked: list[_Asked], patience: _Patience | None = None
+    ) -> None:
+        """Take answers. Raises SlotFrameError for one that does not fit its request, and, with `patience`,
+        a refusal that lasts."""
         for request in asked:
             try:
                 reply = request.future.result()
             except ElastaneError as error:
-                if "refused" in error.facts:
+                if patience is not None and "refused" in error.facts:
                     patience.refused(error)
                 continue  # the connection is broken: asked again, where the slots are by then
             except OSError:
                 continue
             conversation.answered(request.slots, reply)
-            patience.refused_since = None
+            if patience is not None:
+                patience.refused_since = None
 
 
 @dataclass
@@ -239,6 +320,65 @@ class _Patience:
             _log.info("waiting for parameter servers", slots=slots)
 
 
+class _FirstRounds:
+    """Requests of first rounds that are in flight.
+
+    Those to who owns none of their slots any more are given up as soon as a map says so, by a thread.
+    """
+
+    def __init__(self, watch: MapWatch) -> None:
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._in_flight: set[_Asked] = set()
+        self._closed = False
+        self._follower: threading.Thread | None = None
+
+    def add(self, asked: list[_Asked], answered: Callable[[list[_Asked]], None]) -> None:
+        """Follow a round. answered: called once with `asked`, from a thread that reads answers, when all have
+        come or failed."""
+        left = len(asked)
+
+        def one_came(request: _Asked) -> None:
+            nonlocal left
+            with self._lock:
+                self._in_flight.discard(request)
+                left -= 1
+                is_last = left == 0
+            if is_last:
+                answered(asked)
+
+        with self._lock:
+            self._in_flight.update(asked)
+            if self._follower is None:
+                self._follower = threading.Thread(target=self._follow, name="elastane-slots-map", daemon=True)
+                self._follower.start()
+        for request in asked:
+            request.future.add_done_callback(lambda _, request=request: one_came(request))  # type: ignore[misc]
+        # A map that came since they were sent has not seen them.
+        with suppress(ElastaneError):  # the follower meets it, too
+            _give_up([request for request in asked if not request.future.done()], self._watch.newest)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _follow(self) -> None:
+        generation = -1
+        while not self._closed:
+            try:
+                told = self._watch.beyond(generation, _FOLLOW_SECONDS)
+            except ElastaneError:
+                told = None  # no map comes any more: who waits is told so
+            with self._lock:
+                in_flight = list(self._in_flight)
+            if told is None:
+                for request in in_flight:
+                    request.connection.close()
+                return
+            if told.map.generation > generation:
+                generation = told.map.generation
+                _give_up(in_flight, told)
+
+
 @dataclass
 class _Connections:
     """Open connections by parameter server."""
@@ -249,16 +389,21 @@ class _Connections:
     opening: dict[str, threading.Lock] = field(default_factory=dict)
     closed: bool = False
 
+    def standing(self, owner: str, address: tuple[str, bytes] | None) -> PsConnection | None:
+        """Return a connection that is open already; None if there is none."""
+        known, connection = self.opened.get(owner, (None, None))
+        stands = connection is not None and known == address and connection.error is None
+        return connection if stands else None
+
     def open(self, owner: str, address: tuple[str, bytes]) -> PsConnection | None:
         """Return a connection that stands; None if it cannot be opened now."""
         with self.lock:
             opening = self.opening.setdefault(owner, threading.Lock())
         with opening:
-            known, connection = self.opened.get(owner, (None, None))
-            if connection is not None and known == address and connection.error is None:
+            if (connection := self.standing(owner, address)) is not None:
                 return connection
-            if connection is not None:
-                connection.close()
+            if owner in self.opened:
+                self.opened[owner][1].close()
             try:
                 opened = PsConnection(*address)
             except (OSError, SlotFrameError, PsHandshakeError) as error:
@@ -281,7 +426,7 @@ class _Connections:
                 connection.close()
 
 
-class _Pulling(_Conversation):
+class _Pulling(_Conversation[PulledSlots]):
     """returned: why the lease is not served any more; the slots are read all the same then, without it."""
 
     def __init__(self, spec: ModelSpec, lease: int, wanted: Mapping[int, Wanted]) -> None:
@@ -294,16 +439,19 @@ class _Pulling(_Conversation):
             slot: layouts[slot].pulled_sections(one.dense, self._rows[slot]) for slot, one in wanted.items()
         }
         self._answer_bytes = {slot: padded_sum(sizes) for slot, sizes in self._sections.items()}
-        self._bytes = {
-            slot: max(size, layouts[slot].pull_bytes(self._rows[slot]))
-            for slot, size in self._answer_bytes.items()
-        }
+        self._request_bytes = {slot: layouts[slot].pull_bytes(rows) for slot, rows in self._rows.items()}
         self.uninitialised: set[int] = set()
         self.found: dict[int, PulledSlot] = {}
         self.returned = ""
 
     def size(self, slot: int) -> int:
-        return self._bytes[slot]
+        return max(self._answer_bytes[slot], self._request_bytes[slot])
+
+    def request_bytes(self, slot: int) -> int:
+        return self._request_bytes[slot]
+
+    def result(self) -> PulledSlots:
+        return PulledSlots(self.found, self.returned)
 
     def request(self, generation: int, slots: list[int]) -> tuple[Header, Body]:
         asked = [PullSlot(slot, self._wanted[slot].dense, self._rows[slot]) for slot in slots]
@@ -332,7 +480,7 @@ class _Pulling(_Conversation):
                 rest = rest[taken:]
 
 
-class _Pushing(_Conversation):
+class _Pushing(_Conversation[PushOutcome]):
     def __init__(self, spec: ModelSpec, task: PushedTask, *, journal: bool) -> None:
         self._task = task
         self.state = PushState(range(spec.slots))
@@ -345,6 +493,10 @@ class _Pushing(_Conversation):
             seen = [task.seen.get(slot, nothing) for slot in range(spec.slots)]
             self._pulls = [(one.life, one.version) for one in seen]
         self._later = task.later if journal else []
+
+    def result(self) -> PushOutcome:
+        assert self.state.outcome is not None
+        return self.state.outcome
 
     @property
     def open(self) -> set[int]:  # type: ignore[override]
@@ -389,7 +541,7 @@ class _Pushing(_Conversation):
         return PushSlot(slot, seen.life, seen.version, bitmap, rows, size), pad(sections)
 
 
-class _Initialising(_Conversation):
+class _Initialising(_Conversation[None]):
     """Initial values; what is refused here is asked for anew with the pull or push that needed them."""
 
     def __init__(self, spec: ModelSpec, digest: bytes, initial: Callable[[int], list[memoryview]]) -> None:
@@ -407,7 +559,7 @@ class _Initialising(_Conversation):
             raise SlotFrameError("initial values were answered with something else")
 
 
-def bounded(conversation: _Conversation, slots: Iterable[int]) -> Into:
+def bounded(conversation: _Conversation[Any], slots: Iterable[int]) -> Into:
     """Memory for an answer that may be this long: what a parameter server announces is not believed."""
     most = sum(conversation.size(slot) for slot in slots)
 
@@ -417,6 +569,35 @@ def bounded(conversation: _Conversation, slots: Iterable[int]) -> Into:
         return anywhere(header, size)
 
     return into
+
+
+def _by_owner(told: ToldMap, slots: Iterable[int]) -> dict[str, list[int]]:
+    """Return slots, ascending, by who owns them; those that nobody does are left out."""
+    owned: dict[str, list[int]] = defaultdict(list)
+    for slot in sorted(slots):
+        if slot < len(told.map.places) and (owner := told.map.places[slot].owner):
+            owned[owner].append(slot)
+    return owned
+
+
+def _sent(
+    conversation: _Conversation[Any], told: ToldMap, owner: str, slots: list[int], connection: PsConnection
+) -> list[_Asked]:
+    """Send requests for slots to their owner."""
+    asked = []
+    for part in _divided(slots, conversation.size):
+        header, body = conversation.request(told.map.generation, part)
+        sent = connection.send(header, body, bounded(conversation, part))
+        asked.append(_Asked(owner, part, sent, connection))
+    return asked
+
+
+def _give_up(requests: Iterable[_Asked], told: ToldMap) -> None:
+    """Close connections to who owns none of a request's slots any more."""
+    places = told.map.places
+    for request in requests:
+        if all(places[slot].owner != request.owner for slot in request.slots):
+            request.connection.close()
 
 
 def _divided(slots: list[int], size: Callable[[int], int]) -> Iterator[list[int]]:

@@ -34,6 +34,8 @@ Ids = NDArray[np.int64]
 Values = torch.Tensor
 #: (table, number of rows), tables ascending.
 Rows = Sequence[tuple[int, int]]
+#: Bitmap of the blocks, rows, and sections.
+PushMessage = tuple[bytes, list[tuple[int, int]], list[memoryview]]
 
 
 class NonFiniteGradient(InvalidRequest):
@@ -178,38 +180,28 @@ class SlotLayout:
 
         Values are copied only if they were sent in another type.
         """
-        parts = iter(sections)
-        blocks = {
-            position: torch.frombuffer(next(parts), dtype=self.block_dtype(position)).to(
-                self.dtypes[position]
-            )
-            for position in self.positions(bitmap)
-        }
-        found = []
-        for table, count in rows:
-            ids, values, told = next(parts), next(parts), self.tables[table]
-            found.append(
-                RowGradients(
-                    table,
-                    np.frombuffer(ids, np.int64),
-                    torch.frombuffer(values, dtype=self.row_dtype(table))
-                    .to(told.dtype)
-                    .view(count, told.width)
-                    if count
-                    else torch.empty(0, told.width, dtype=told.dtype),
-                )
-            )
+        blocks = self.read_blocks(bitmap, sections)
+        rest = sections[len(blocks) :]
+        found = [
+            _read_rows(self, table, [count], [ids], [values])[0]
+            for (table, count), ids, values in zip(rows, rest[::2], rest[1::2], strict=True)
+        ]
         return PushPart(blocks, tuple(found))
 
-    def push_message(self, part: PushPart) -> tuple[bytes, list[tuple[int, int]], list[memoryview]]:
+    def push_message(self, part: PushPart) -> PushMessage:
         """Inverse of `push_part`: return bitmap, rows and sections, with values in the type that is sent."""
-        rows = [(one.table, len(one.ids)) for one in part.rows]
-        sections = [
-            values_of(values, self.block_dtype(position)) for position, values in sorted(part.blocks.items())
-        ]
-        for one in part.rows:
-            sections += [bytes_of(one.ids), values_of(one.values, self.row_dtype(one.table))]
-        return self.bitmap(part.blocks), rows, sections
+        return push_messages({self.slot: self}, {self.slot: part})[self.slot]
+
+    def read_blocks(self, bitmap: bytes, sections: Sequence[memoryview]) -> dict[int, Values]:
+        """Read the gradients of the blocks in a bitmap from the first sections."""
+        return {
+            position: torch.frombuffer(section, dtype=self.block_dtype(position)).to(self.dtypes[position])
+            for position, section in zip(self.positions(bitmap), sections, strict=False)
+        }
+
+    def block_sections(self, blocks: Mapping[int, Values]) -> list[memoryview]:
+        """Inverse of `read_blocks`."""
+        return [values_of(values, self.block_dtype(position)) for position, values in sorted(blocks.items())]
 
     def check_part(self, part: PushPart, *, finite: bool = True) -> None:
         """Raise InvalidRequest unless a push can be applied to this slot.
@@ -293,34 +285,35 @@ class SlotLayout:
 
 
 def push_messages(
-    layouts: Sequence[SlotLayout], parts: Mapping[int, PushPart]
-) -> dict[int, tuple[bytes, list[tuple[int, int]], list[memoryview]]]:
+    layouts: Sequence[SlotLayout] | Mapping[int, SlotLayout], parts: Mapping[int, PushPart]
+) -> dict[int, PushMessage]:
     """`SlotLayout.push_message` for several slots; converts the rows of a table together."""
     tables: dict[int, list[RowGradients]] = {}
-    for part in parts.values():
+    dtypes: dict[int, torch.dtype] = {}
+    for slot, part in parts.items():
         for one in part.rows:
-            tables.setdefault(one.table, []).append(one)
+            if one.table not in tables:
+                tables[one.table], dtypes[one.table] = [], layouts[slot].row_dtype(one.table)
+            tables[one.table].append(one)
     found = {
         table: (
             bytes_of(np.concatenate([one.ids for one in own])),
-            values_of(torch.cat([one.values for one in own]), layouts[0].row_dtype(table)),
+            values_of(torch.cat([one.values for one in own]), dtypes[table]),
         )
         for table, own in tables.items()
     }
     at, messages = dict.fromkeys(found, 0), {}
     for slot, part in parts.items():
-        bitmap, _, sections = (
-            layouts[slot].push_message(PushPart(part.blocks)) if part.blocks else (b"", [], [])
-        )
-        rows = []
+        layout = layouts[slot]
+        rows, sections = [], layout.block_sections(part.blocks)
         for one in part.rows:
             table, count = one.table, len(one.ids)
             rows.append((table, count))
-            start, (ids, values), row_bytes = at[table], found[table], layouts[slot].wire_rows[table]
+            start, (ids, values), row_bytes = at[table], found[table], layout.wire_rows[table]
             end = at[table] = start + count
             sections.append(ids[start * ID_BYTES : end * ID_BYTES])
             sections.append(values[start * row_bytes : end * row_bytes])
-        messages[slot] = bitmap, rows, sections
+        messages[slot] = layout.bitmap(part.blocks), rows, sections
     return messages
 
 
@@ -340,7 +333,7 @@ def push_parts(
         if bitmap:
             layout = layouts[slot]
             sections = layout.push_sections(bitmap, ())
-            blocks = layout.push_part(bitmap, (), cut(body[at:end], sections)).blocks
+            blocks = layout.read_blocks(bitmap, cut(body[at:end], sections))
             at += padded_sum(sections)
         parts.append((blocks, []))
         for table, count in rows:
@@ -357,17 +350,34 @@ def push_parts(
             at += padded(bytes_)
         at = end
     for table, (numbers, counts, ids, values) in found.items():
-        told_table = layouts[0].tables[table]
-        all_ids = np.frombuffer(bytearray().join(ids), np.int64)
-        all_values = torch.empty(0, dtype=told_table.dtype)
-        if len(all_ids):
-            all_values = torch.frombuffer(bytearray().join(values), dtype=layouts[0].row_dtype(table))
-        split = all_values.to(told_table.dtype).view(len(all_ids), told_table.width).split(counts)
-        end = 0
-        for number, count, own in zip(numbers, counts, split, strict=True):
-            start, end = end, end + count
-            parts[number][1].append(RowGradients(table, all_ids[start:end], own))
+        for number, own in zip(numbers, _read_rows(layouts[0], table, counts, ids, values), strict=True):
+            parts[number][1].append(own)
     return [PushPart(blocks, tuple(own)) for blocks, own in parts]
+
+
+def _read_rows(
+    layout: SlotLayout,
+    table: int,
+    counts: Sequence[int],
+    ids: Sequence[memoryview],
+    values: Sequence[memoryview],
+) -> list[RowGradients]:
+    """Read the rows of one table for several slots. ids, values: sections of each."""
+    told = layout.tables[table]
+    all_ids = np.frombuffer(_joined(ids), np.int64)
+    all_values = torch.empty(0, dtype=told.dtype)
+    if len(all_ids):
+        all_values = torch.frombuffer(_joined(values), dtype=layout.row_dtype(table))
+    split = all_values.to(told.dtype).view(len(all_ids), told.width).split(list(counts))
+    found, end = [], 0
+    for count, own in zip(counts, split, strict=True):
+        start, end = end, end + count
+        found.append(RowGradients(table, all_ids[start:end], own))
+    return found
+
+
+def _joined(sections: Sequence[memoryview]) -> memoryview | bytearray:
+    return sections[0] if len(sections) == 1 else bytearray().join(sections)
 
 
 def check_parts(parts: Sequence[tuple[SlotLayout, PushPart]]) -> None:

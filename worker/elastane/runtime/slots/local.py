@@ -14,7 +14,7 @@ import torch
 from elastane.runtime.slots.dense import DenseMemory
 from elastane.runtime.slots.model import PsArguments, model_parts
 from elastane.runtime.slots.prepared import PreparedPs
-from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, Wanted
+from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, SlotAccess, Wanted
 from elastane.tables.layout import PushPart
 from elastane.tables.rates import Rates
 from elastane.tables.slot_weights import SlotWeights
@@ -33,7 +33,7 @@ def prepare_local(given: PsArguments, seed: int, *, slots: int = 1) -> tuple[Pre
     return PreparedPs(given, parts, memory, local, "refuse"), local
 
 
-class LocalSlots:
+class LocalSlots(SlotAccess):
     """Implements SlotAccess for one worker, whose every push is applied."""
 
     def __init__(self, spec: ModelSpec, memory: DenseMemory) -> None:

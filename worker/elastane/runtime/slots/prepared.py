@@ -8,9 +8,9 @@ end         what became of it, for the report
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 import structlog
@@ -33,14 +33,12 @@ from elastane.runtime.slots.model_guard import ModelGuard
 from elastane.runtime.slots.pulls import Pulls
 from elastane.runtime.slots.remote_embedding import make_remote
 from elastane.runtime.slots.task import PushTask, TaskEnd
-from elastane.slots.access import PulledSlots, PushedTask, PushOutcome, SlotAccess
+from elastane.slots.access import PushedTask, PushOutcome, SlotAccess
 from elastane.tables.layout import Ids, Values
 
 _log = structlog.get_logger(__name__)
 
 NonFinite = Literal["refuse", "skip", "fail"]
-#: Pulls and pushes in the background at the same time.
-THREADS: Final = 8
 
 
 class Push:
@@ -105,9 +103,8 @@ class PreparedPs:
         self.journal = journal
         #: Pushes are answered while the script works on.
         self.in_background = False
-        self._threads = ThreadPoolExecutor(THREADS, "elastane-push")
         #: Pulls of tasks that the script has not begun yet, by lease.
-        self._ahead: dict[int, tuple[Pulls, Future[PulledSlots]]] = {}
+        self._ahead: dict[int, Pulls] = {}
         self._names = [tensor.name for tensor in parts.spec.tensors]
         self._tables = {table.name: number for number, table in enumerate(parts.spec.tables)}
         self._pulls: Pulls | None = None
@@ -141,8 +138,8 @@ class PreparedPs:
         in_hand = self._in_hand.lease if self._in_hand is not None else 0
         self._ahead = {lease: pulls for lease, pulls in self._ahead.items() if lease in (in_hand, task.lease)}
         if task.lease not in self._ahead:
-            pulls, ids = self._new_pulls(task), self._ids_of(task)
-            self._ahead[task.lease] = pulls, self._threads.submit(pulls.ask, self._memory, ids)
+            pulls = self._ahead[task.lease] = self._new_pulls(task)
+            pulls.begin(self._memory, self._ids_of(task))
 
     def leave(self) -> None:
         """The script has left its loop: no task is in hand any more."""
@@ -215,9 +212,8 @@ class PreparedPs:
         self._guard.pulled()
 
     def _pulled(self, task: PushTask) -> Pulls:
-        if (ahead := self._ahead.pop(task.lease, None)) is not None:
-            pulls, asked = ahead
-            pulls.take(self._memory, asked.result())
+        if (pulls := self._ahead.pop(task.lease, None)) is not None:
+            pulls.take(self._memory)
             return pulls
         pulls = self._new_pulls(task)
         pulls.dense(self._memory, self._ids_of(task))
@@ -281,9 +277,18 @@ class PreparedPs:
         return _ended(TaskEnd("failed", error=str(error)))
 
     def _send(self, pushed: PushedTask) -> Future[TaskEnd]:
-        if self.in_background:
-            return self._threads.submit(lambda: _end_of(self._access.push(pushed)))
-        return _ended(_end_of(self._access.push(pushed)))
+        if not self.in_background:
+            return _ended(_end_of(self._access.push(pushed)))
+        end: Future[TaskEnd] = Future()
+
+        def answered(outcome: Future[PushOutcome]) -> None:
+            if (error := outcome.exception()) is not None:
+                end.set_exception(error)
+            else:
+                end.set_result(_end_of(outcome.result()))
+
+        self._access.begin_push(pushed).add_done_callback(answered)
+        return end
 
     def _pushed(self, task: PushTask, parts: Any, pulls: Pulls | None = None) -> PushedTask:
         if task.lease and not self._said_schedulers and self._parts.groups.have_schedulers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 import numpy as np
 import torch
@@ -47,18 +48,23 @@ class Pulls:
         #: By table, rows that were pulled: ids, ascending, and their values.
         self._rows: dict[int, tuple[Ids, Tensor]] = {}
         self._divided: dict[int, BySlot] = {}
+        self._begun: tuple[Mapping[int, Wanted], Future[PulledSlots]] | None = None
 
     def dense(self, memory: DenseMemory, rows: Mapping[int, Ids] | None = None) -> None:
         """Pull all dense parameters, and rows (ascending ids by table) in the same requests."""
-        self.take(memory, self.ask(memory, rows or {}))
+        wanted = self._wanted(rows or {}, memory.slots)
+        self._set(memory, self._kept(wanted, self._access.pull(self._lease, self._generation, wanted)))
 
-    def ask(self, memory: DenseMemory, rows: Mapping[int, Ids]) -> PulledSlots:
-        """Pull without writing parameters; `take` does. May run in another thread."""
-        return self._pull(self._wanted(rows, memory.slots))
+    def begin(self, memory: DenseMemory, rows: Mapping[int, Ids]) -> None:
+        """Begin to pull as `dense` does; `take` waits for it."""
+        wanted = self._wanted(rows, memory.slots)
+        self._begun = wanted, self._access.begin_pull(self._lease, self._generation, wanted)
 
-    def take(self, memory: DenseMemory, pulled: PulledSlots) -> None:
-        """Write what was pulled into the parameters."""
-        memory.set({slot: found.sections for slot, found in pulled.slots.items()})
+    def take(self, memory: DenseMemory) -> None:
+        """Wait for what was begun, and write it into the parameters."""
+        assert self._begun is not None
+        (wanted, begun), self._begun = self._begun, None
+        self._set(memory, self._kept(wanted, begun.result()))
 
     def rows(self, table: int, ids: Ids) -> Tensor:
         """Return rows of ascending ids: those pulled before for this task as they were then."""
@@ -67,7 +73,9 @@ class Pulls:
             return values.clone()
         missing = ids if values is None else ids[~np.isin(ids, known, assume_unique=True)]
         if len(missing):
-            self._pull(self._wanted({table: missing}, ()))
+            wanted = self._wanted({table: missing}, ())
+            lease = 0 if self.returned else self._lease
+            self._kept(wanted, self._access.pull(lease, self._generation, wanted))
         if table not in self._rows:
             told = self._spec.tables[table]
             return torch.empty(0, told.width, dtype=DTYPES[told.dtype])
@@ -91,9 +99,11 @@ class Pulls:
         whole = set(dense)
         return {slot: Wanted(slot in whole, tuple(part)) for slot, part in parts.items()}
 
-    def _pull(self, wanted: Mapping[int, Wanted]) -> PulledSlots:
-        lease = 0 if self.returned else self._lease
-        pulled = self._access.pull(lease, self._generation, wanted)
+    def _set(self, memory: DenseMemory, pulled: PulledSlots) -> None:
+        memory.set({slot: found.sections for slot, found in pulled.slots.items()})
+
+    def _kept(self, wanted: Mapping[int, Wanted], pulled: PulledSlots) -> PulledSlots:
+        """Note what was pulled."""
         self.returned = self.returned or pulled.returned
         if self._requests:
             seen = ((slot, one.seen.life, one.seen.version) for slot, one in pulled.slots.items())

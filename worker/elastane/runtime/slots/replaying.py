@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from elastane.runtime.slots.dense import DenseMemory
 from elastane.runtime.slots.errors import ReplayError
 from elastane.runtime.slots.local import apply, as_at_servers, pulled
-from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, Wanted
+from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, SlotAccess, Wanted
 from elastane.tables.journal_records import push_digest
 from elastane.tables.layout import PushPart
 from elastane.tables.replay_order import Execution, ReplayOrder, SlotState, Step
@@ -16,7 +16,7 @@ from elastane.tables.spec import ModelSpec
 from elastane_slots.pushes import Pulled
 
 
-class ReplaySlots:
+class ReplaySlots(SlotAccess):
     """Implements SlotAccess: a task pulls what it pulled then, and its push makes what it made then.
 
     Raises ReplayError, after `differs` was called with it, where the script asks for other weights or has

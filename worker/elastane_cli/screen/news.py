@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ MEMBERS_MAX = 200_000
 LIST_SECONDS = 1.0
 CURVE_SECONDS = 1.0
 SLOTS_SECONDS = 2.0
+FIGURES_SECONDS = 2.0
 
 HeldKey = tuple[str, int, int, int, int, str]
 
@@ -33,7 +34,7 @@ HeldKey = tuple[str, int, int, int, int, str]
 class JobNews:
     """The latest data of one job. held_since: time since the epoch when each leased task was first seen.
 
-    slots: None for a job without parameter servers.
+    slots: None for a job without parameter servers. figures: what workers have measured, by id.
     """
 
     name: str
@@ -43,6 +44,7 @@ class JobNews:
     series: list[metric_pb2.Series] = field(default_factory=list)
     held_since: dict[HeldKey, float] = field(default_factory=dict)
     slots: ps_pb2.GetSlotsResponse | None = None
+    figures: Mapping[str, ring_pb2.WorkerFigures] = field(default_factory=dict)
     _members: int = 0
 
     def take_event(self, event: ring_pb2.Event) -> None:
@@ -123,6 +125,11 @@ class Watching:
         self._start(
             ended, lambda: self._slots(client, detail, ended), lambda found: setattr(detail, "slots", found)
         )
+        self._start(
+            ended,
+            lambda: self._figures(client, detail, ended),
+            lambda found: setattr(detail, "figures", found),
+        )
 
     def close(self) -> None:
         """End the page's threads."""
@@ -148,6 +155,17 @@ class Watching:
             if leases and (found := client.find_slots(detail.name)) is not None:
                 yield found
             ended.wait(SLOTS_SECONDS)
+
+    @staticmethod
+    def _figures(
+        client: MasterClient, detail: JobNews, ended: threading.Event
+    ) -> Iterable[Mapping[str, ring_pb2.WorkerFigures]]:
+        """Yield what the job's workers have measured, once the job is known."""
+        while not ended.is_set():
+            workers = [worker.worker_id for worker in detail.job.workers] if detail.job is not None else []
+            if workers:
+                yield client.worker_figures(detail.name, workers)
+            ended.wait(FIGURES_SECONDS if workers else LIST_SECONDS)
 
     def _start(
         self, ended: threading.Event, items: Callable[[], Iterable[Any]], take: Callable[[Any], None]

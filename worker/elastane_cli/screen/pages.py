@@ -156,12 +156,12 @@ def _foot(view: View, news: News, full_text: str, columns: int) -> list[Text]:
         typed = view.question.about in ("filter", "scale")
         keys = "enter: done   escape: give up" if typed else "y: yes   any other key: no"
         return [Text(words, "bold yellow"), Text(keys, "dim")]
-    keys = Text(_keys(view, columns), style="dim")
+    hints = Text(_keys(view, columns), style="dim")
     if view.notice is not None:
-        return [Text(view.notice.text, "bold red" if view.notice.fault else "bold green"), keys]
+        return [Text(view.notice.text, "bold red" if view.notice.fault else "bold green"), hints]
     if news.trouble:
-        return [Text(news.trouble, style="bold red"), keys]
-    return [Text(full_text), keys]
+        return [Text(news.trouble, style="bold red"), hints]
+    return [Text(full_text), hints]
 
 
 def _limits(job: str, news: News) -> str:
@@ -250,7 +250,8 @@ def _beside(main: Sequence[Text], side: Sequence[Text], columns: int, lines: int
     """Return lines with the pane at the right of the page."""
     result = []
     for number in range(lines):
-        line = one_line(main[number]) if number < len(main) else Text("")
+        # Appended to a new line, so that the style of the whole row ends with the page.
+        line = Text().append_text(one_line(main[number])) if number < len(main) else Text("")
         line.truncate(columns, overflow="ellipsis")
         line.pad_right(columns - line.cell_len)
         line.append(" │ ", "dim")

@@ -14,9 +14,10 @@ from elastane_cli.screen.view import Row, View
 from elastane_cli.views.curves import curve_lines
 from elastane_cli.views.events import folded_event, is_alarming, reason_beside_worker
 from elastane_cli.views.jobs import ests_text
-from elastane_cli.views.text import local_time, one_line
+from elastane_cli.views.text import counted, local_time, one_line
 from elastane_common.job_words import phase_words, progress_words, working
 from elastane_proto.folding import folded
+from elastane_proto.short_names import short
 from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2
 
 WIDE_COLUMNS = 110
@@ -70,8 +71,7 @@ def pane_lines(
     if has_curve and loss is not None:
         most = max(left // 2, _CURVE_LINES_MIN) if has_events else left
         if left >= _CURVE_LINES_MIN + (_EVENT_LINES_MIN + 1 if has_events else 0):
-            title, *drawing = curve_lines(loss, columns, min(most, _CURVE_LINES_MAX))
-            sections.append([Text(title, "bold"), *(Text(line, "cyan") for line in drawing)])
+            sections.append(_curve(loss, columns, min(most, _CURVE_LINES_MAX)))
             left -= len(sections[-1]) + 1
     if has_events and left > 1:
         sections.append(_events(detail, columns, left))
@@ -140,13 +140,13 @@ def _worker(detail: JobNews, job: job_pb2.Job, name: str, columns: int, now: flo
     if worker is None:
         return [Text.assemble((name, "bold"), "  ", ("gone", "red"))]
     state, heard = state_word(worker), heard_seconds(worker, now)
-    place = ests_text(worker.ests.start, worker.ests.end)
+    hosts = worker.ests.end > worker.ests.start
+    place = f"  ESTs {ests_text(worker.ests.start, worker.ests.end)}" if hosts else ""
     since = f", heard {age(heard)} ago" if heard is not None else ""
     lines = [
-        Text.assemble((name, "bold"), "  ", (state, STATE_STYLES.get(state, ""))),
+        Text.assemble((name, "bold"), "  ", (state, STATE_STYLES.get(state, "")), place),
         *_wrapped(worker.reason, columns),
         _fact("on", f"{worker.host}, pid {worker.pid}"),
-        _fact("ESTs", place),
         _fact("applied", f"step {worker.applied_step}{since}"),
     ]
     figures = detail.figures.get(name)
@@ -167,7 +167,9 @@ def _figures(figures: ring_pb2.WorkerFigures) -> list[Text]:
         ):
             lines.append(_share(label, seconds, figures.ring_step_seconds))
     if figures.steps_replayed:
-        lines.append(_fact("replayed", f"{figures.steps_replayed} steps, {brief(figures.replay_seconds)}"))
+        lines.append(
+            _fact("replayed", f"{counted(figures.steps_replayed, 'step')}, {brief(figures.replay_seconds)}")
+        )
     return lines
 
 
@@ -187,6 +189,13 @@ def _loss(series: Sequence[metric_pb2.Series]) -> metric_pb2.Series | None:
     """Return the series to draw: the first whose name has "loss", else the first."""
     drawn = [one for one in series if one.points]
     return next((one for one in drawn if "loss" in one.name.casefold()), drawn[0] if drawn else None)
+
+
+def _curve(series: metric_pb2.Series, columns: int, lines: int) -> list[Text]:
+    """Return the curve under a title that is short enough for the pane."""
+    value = f": {series.points[-1].last:.6g}"
+    title = Text(short(series.name, max(columns - len(value), _LABEL_CHARACTERS)) + value, "bold")
+    return [title, *(Text(line, "cyan") for line in curve_lines(series, columns, lines)[1:])]
 
 
 def _events(detail: JobNews, columns: int, lines: int) -> list[Text]:

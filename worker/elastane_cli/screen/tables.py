@@ -83,8 +83,14 @@ def _jobs(news: News) -> Body:
         }
         total = job.steps_per_epoch * job.epochs
         part = job.step / total if total else job.tasks.done / job.tasks.total if job.tasks.total else 0.0
-        values = {"job": job.name, "phase": phase, "progress": part, "workers": workers,
-                  "ests": job.settings.ests, "reason": job.reason}  # fmt: skip
+        values: dict[str, float | str] = {
+            "job": job.name,
+            "phase": phase,
+            "progress": part,
+            "workers": workers,
+            "ests": job.settings.ests,
+            "reason": job.reason,
+        }
         words = f"{job.name} {phase} {job.reason}"
         entries.append(Entry(Row(job.name, job.name), _known(cells), job.reason, words, values))
     longest = {"job": _longest(entry.row.id for entry in entries)}
@@ -230,8 +236,14 @@ def _events(detail: JobNews, view: View) -> Body:
     for run in runs:
         first, last = run[0], run[-1]
         worker_characters = max(worker_characters, len(last.worker_id) if len(run) == 1 else 0)
-        values = {"number": last.sequence, "time": moment_of(last), "kind": last.kind, "at": last.step,
-                  "worker": last.worker_id, "reason": last.reason}  # fmt: skip
+        values: dict[str, float | str] = {
+            "number": last.sequence,
+            "time": moment_of(last),
+            "kind": last.kind,
+            "at": last.step,
+            "worker": last.worker_id,
+            "reason": last.reason,
+        }
         words = f"{last.sequence} {last.kind} {last.worker_id} {last.reason}"
         # Identified by its first event, so that a growing run keeps its place.
         row = Row(str(first.sequence), last.worker_id)

@@ -19,7 +19,7 @@ from elastane_cli.screen.pages import picture
 from elastane_cli.screen.view import Layout, Notice, Row, View, press
 from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import MasterUnreachableError
-from elastane_proto.v1 import errors_pb2, job_pb2
+from elastane_proto.v1 import errors_pb2, job_pb2, ring_pb2
 from pseudo_terminal import Terminal
 from unit.cli.fake_master import FakeMaster, refuse, running_job, serving
 
@@ -148,11 +148,14 @@ class StrictMaster(FakeMaster):
 
 
 def test_actions_and_the_mouse_on_a_real_terminal(master: FakeMaster, start: Callable[..., Terminal]) -> None:
+    master.figures["w1"] = ring_pb2.WorkerFigures(
+        ring_steps=9, ring_step_seconds=0.2, usual_steps=9, usual_all_reduce_wait_seconds=0.05
+    )
     top = start("train", columns=120)
     top.until("step 12/30", "w0", "latest events", "q: leave")
     assert MOUSE_ON in top.raw
     top.press("\x1b[<0;3;7M")  # the row of w1
-    top.until("w1 on here pid 101")
+    top.until("w1 on here pid 101", "reduce wait    50ms   25 %")
     cells = top.screen.buffer[6]
     assert [cells[column].reverse for column in (0, 50, 81, 100)] == [True, True, False, False], (
         "not in the pane"

@@ -137,11 +137,12 @@ def test_ctrl_z_gives_the_shell_its_terminal_and_fg_takes_it_again(master: FakeM
         shell.press("\x1a")
         shell.until("Stopped")
         assert b"\x1b[?1049l" in shell.raw[seen:] and b"\x1b[?25h" in shell.raw[seen:]
+        assert b"\x1b[?1000l" in shell.raw[seen:], "the shell has the mouse, too"
         seen = len(shell.raw)
         shell.press("fg\n")
         master.change("train", step=13)
         shell.until("step 13/30", "leave")
-        assert b"\x1b[?1049h" in shell.raw[seen:]
+        assert b"\x1b[?1049h" in shell.raw[seen:] and b"\x1b[?1000h" in shell.raw[seen:]
         shell.press("q")
         shell.until("(wanted: 1:4)")
         shell.press("exit 7\n")

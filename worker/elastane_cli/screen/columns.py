@@ -15,8 +15,8 @@ from elastane_cli.views.text import one_line
 class Column:
     """A column of a table. width: in characters; longer texts are cut.
 
-    right: aligned to the right. fits: narrower if its texts are. grows: has what room is left; `width` is the
-    least.
+    right: aligned to the right. fits: narrower if its texts are. grows: of the last column: has what room is
+    left; `width` is the least.
     """
 
     id: str
@@ -118,15 +118,9 @@ def fit(table: Table, columns: int, longest: Mapping[str, int]) -> tuple[Placed,
         if _place(kept, longest)[-1].end <= columns:
             break
         kept = [column for column in kept if column.id != least]
-    placed = _place(kept, longest)
-    spare = max(columns - placed[-1].end, 0)
-    # What stands right of the column that grows moves by what that grows.
-    result, moved = [], 0
-    for one in placed:
-        grown = spare if one.column.grows else 0
-        result.append(Placed(one.column, one.start + moved, min(one.end + moved + grown, columns)))
-        moved += grown
-    return tuple(result)
+    *others, last = _place(kept, longest)
+    end = columns if last.column.grows else min(last.end, columns)
+    return (*others, Placed(last.column, last.start, end))
 
 
 def _place(columns: Sequence[Column], longest: Mapping[str, int]) -> list[Placed]:

@@ -151,11 +151,12 @@ def test_actions_and_the_mouse_on_a_real_terminal(master: FakeMaster, start: Cal
     master.figures["w1"] = ring_pb2.WorkerFigures(
         ring_steps=9, ring_step_seconds=0.2, usual_steps=9, usual_all_reduce_wait_seconds=0.05
     )
+    master.resources["w1"] = [ring_pb2.ResourceSample(cpu_cores=1.5, resident_bytes=2**30)]
     top = start("train", columns=120)
     top.until("step 12/30", "w0", "latest events", "q: leave")
     assert MOUSE_ON in top.raw
     top.press("\x1b[<0;3;7M")  # the row of w1
-    top.until("w1 on here pid 101", "reduce wait    50ms   25 %")
+    top.until("w1 on here pid 101", "cpu         1.5 cores", "reduce wait    50ms   25 %")
     cells = top.screen.buffer[6]
     assert [cells[column].reverse for column in (0, 50, 81, 100)] == [True, True, False, False], (
         "not in the pane"

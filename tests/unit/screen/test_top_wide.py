@@ -38,6 +38,13 @@ def busy_news(workers: int = 3) -> News:
             usual_data_wait_seconds=0.02 * (workers - number), usual_all_reduce_wait_seconds=0.05,
         )  # fmt: skip
     detail.figures = figures
+    samples = [
+        ring_pb2.ResourceSample(
+            cpu_cores=cores, resident_bytes=3 * 2**29, gpu_use=cores / 4, gpu_bytes=gpu_bytes
+        )
+        for cores, gpu_bytes in ((0.0, 0), (1.0, 0), (2.0, 2**34))
+    ]
+    detail.resources = {"w1": samples}
     detail.take_event(ring_pb2.Event(sequence=1, kind="worker_joined", worker_id="w0", reason="w0 joined"))
     detail.take_event(
         ring_pb2.Event(sequence=2, kind="worker_lost", worker_id="w9", reason="its stream broke")
@@ -102,9 +109,12 @@ def pane(view: View, news: News, columns: int = 120, rows: int = 24) -> str:
 
 
 def test_the_pane_shows_the_selected_worker_the_loss_and_the_latest_events() -> None:
-    text = pane(replace(WORKERS, selected="w1"), busy_news())
+    text = pane(replace(WORKERS, selected="w1"), busy_news(), rows=30)
     assert text.startswith("w1  member  ESTs 1\njoined: a host came\non          node, pid 7\n")
     assert "device      NVIDIA H100" in text
+    assert "cpu         2.0 cores      ▁▅█" in text
+    assert "memory      1.5 GiB        ███\n" in text and "gpu         50%, 16.0 GiB  ▁▅█" in text
+    assert "cpu" not in pane(WORKERS, busy_news()), "only what is known of the selected one"
     assert "step        200ms, one EST 100ms" in text
     assert "data wait      40ms   20 % ■■········" in text
     assert "reduce wait    50ms   25 % ■■········" in text

@@ -68,7 +68,7 @@ def picture(view: View, news: News, columns: int, rows: int, now: float) -> Pict
     space = max(rows - len(head) - foot_lines, 0)
     if side_columns and not view.help:
         selected = layout.rows[at] if layout.rows else None
-        side = pane_lines(view, news, selected, side_columns - 2, space, now)
+        side = pane_lines(view, news, selected, side_columns - 2, space)
         main = _beside(main, side, main_columns, space)
     main = main[:space] + [Text("")] * (space - len(main))
     full_text = body.entries[at].detail if body.entries and not view.help else ""

@@ -7,15 +7,16 @@ from itertools import islice
 
 from rich.text import Text
 
-from elastane_cli.screen.durations import age, brief
+from elastane_cli.screen.durations import brief
 from elastane_cli.screen.news import JobNews, News
-from elastane_cli.screen.tables import PHASE_STYLES, STATE_STYLES, heard_seconds, moment_of, state_word
+from elastane_cli.screen.tables import PHASE_STYLES, STATE_STYLES, moment_of, state_word
 from elastane_cli.screen.view import Row, View
 from elastane_cli.views.curves import curve_lines
 from elastane_cli.views.events import folded_event, is_alarming, reason_beside_worker
 from elastane_cli.views.jobs import ests_text
 from elastane_cli.views.text import counted, local_time, one_line
 from elastane_common.job_words import phase_words, progress_words, working
+from elastane_common.sizes import size_text
 from elastane_proto.folding import folded
 from elastane_proto.short_names import short
 from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2
@@ -26,11 +27,13 @@ _MAIN_COLUMNS = 80
 _PANE_COLUMNS_MIN, _PANE_COLUMNS_MAX = 34, 60
 _LABEL_CHARACTERS = 11
 _REASON_LINES_MAX = 4
-_CURVE_LINES_MIN, _CURVE_LINES_MAX = 5, 12
+_CURVE_LINES_MIN, _CURVE_LINES_MAX = 4, 12
 _EVENT_LINES_MIN = 2
 _EVENTS_READ_MAX = 200
 _CLOCK_CHARACTERS = 8
 _BAR_CHARACTERS = 10
+_VALUE_CHARACTERS = 14
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def pane_columns(columns: int) -> int:
@@ -40,13 +43,10 @@ def pane_columns(columns: int) -> int:
     return min(max(columns - _MAIN_COLUMNS, _PANE_COLUMNS_MIN), _PANE_COLUMNS_MAX)
 
 
-def pane_lines(
-    view: View, news: News, selected: Row | None, columns: int, lines: int, now: float
-) -> list[Text]:
+def pane_lines(view: View, news: News, selected: Row | None, columns: int, lines: int) -> list[Text]:
     """Return at most `lines` lines of `columns` characters.
 
-    selected: the row of the page that is selected. What the page itself shows is left out of its pane. now:
-    seconds since the Unix epoch.
+    selected: the row of the page that is selected. What the page itself shows is left out of its pane.
     """
     if view.page == "jobs":
         shown = next(
@@ -57,11 +57,11 @@ def pane_lines(
     if detail is None or detail.job is None:
         return []
     sections = []
-    worker = view.worker or (selected.opens if selected is not None else "")
+    worker = view.worker_of([selected] if selected is not None else [])
     if view.tab == "events" and view.page == "job" and selected is not None:
         sections.append(_event(detail, selected, columns))
     elif worker:
-        sections.append(_worker(detail, detail.job, worker, columns, now))
+        sections.append(_worker(detail, detail.job, worker, columns))
     else:
         sections.append(_job(detail.job, columns))
     left = lines - sum(len(section) + 1 for section in sections)
@@ -135,22 +135,44 @@ def _job(job: job_pb2.Job, columns: int) -> list[Text]:
     return lines
 
 
-def _worker(detail: JobNews, job: job_pb2.Job, name: str, columns: int, now: float) -> list[Text]:
+def _worker(detail: JobNews, job: job_pb2.Job, name: str, columns: int) -> list[Text]:
     worker = next((one for one in job.workers if one.worker_id == name), None)
     if worker is None:
         return [Text.assemble((name, "bold"), "  ", ("gone", "red"))]
-    state, heard = state_word(worker), heard_seconds(worker, now)
+    state = state_word(worker)
     hosts = worker.ests.end > worker.ests.start
     place = f"  ESTs {ests_text(worker.ests.start, worker.ests.end)}" if hosts else ""
-    since = f", heard {age(heard)} ago" if heard is not None else ""
     lines = [
         Text.assemble((name, "bold"), "  ", (state, STATE_STYLES.get(state, "")), place),
         *_wrapped(worker.reason, columns),
         _fact("on", f"{worker.host}, pid {worker.pid}"),
-        _fact("applied", f"step {worker.applied_step}{since}"),
     ]
+    if samples := detail.resources.get(name):
+        lines += _resources(samples)
     figures = detail.figures.get(name)
     return [*lines, *_figures(figures)] if figures is not None else lines
+
+
+def _resources(samples: Sequence[ring_pb2.ResourceSample]) -> list[Text]:
+    """Return what the worker uses of its machine, and beside it what it used over the last samples."""
+    last, latest = samples[-1], samples[-_BAR_CHARACTERS:]
+    cores = [sample.cpu_cores for sample in latest]
+    memory = [float(sample.resident_bytes) for sample in latest]
+    lines = [
+        _over_time("cpu", f"{last.cpu_cores:.1f} cores", cores),
+        _over_time("memory", size_text(last.resident_bytes), memory),
+    ]
+    if last.gpu_bytes:
+        use = [sample.gpu_use for sample in latest]
+        lines.append(_over_time("gpu", f"{last.gpu_use:.0%}, {size_text(last.gpu_bytes)}", use))
+    return lines
+
+
+def _over_time(label: str, value: str, values: Sequence[float]) -> Text:
+    """Return a fact with its latest values as bars, the highest of them full."""
+    most = max(values)
+    bars = [_BARS[round(one / most * (len(_BARS) - 1))] if most > 0 else _BARS[0] for one in values]
+    return _fact(label, f"{value:<{_VALUE_CHARACTERS}} ").append("".join(bars), "cyan")
 
 
 def _figures(figures: ring_pb2.WorkerFigures) -> list[Text]:

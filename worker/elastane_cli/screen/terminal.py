@@ -95,6 +95,7 @@ def show(
                 raise news.error
             columns, rows = console.size
             shown = picture(view, news, columns, rows, time.time())
+            watching.look_at(view.worker_of(shown.layout.rows))
             live.update(Group(*shown.lines), refresh=True)
             for given in inbox.take(interval_seconds):
                 if given == _STOP:

@@ -125,6 +125,11 @@ class View:
             return max(len(rows) - 1, 0) if self.follows_end else 0
         return min(self.cursor, max(len(rows) - 1, 0))
 
+    def worker_of(self, rows: Sequence[Row]) -> str:
+        """Return the worker of the page or of its selected row; empty: none."""
+        opens = rows[self.position(rows)].opens if rows else ""
+        return "" if self.page == "jobs" else self.worker or opens
+
     @property
     def table(self) -> str:
         """Name of the table on the page: its tab, or the page."""
@@ -301,9 +306,8 @@ _ASKS: Final[Mapping[str, Literal["filter", "drain", "scale", "checkpoint"]]] = 
 def _question(view: View, key: str, rows: Sequence[Row]) -> Question | None:
     """Return the question that a key raises about what is selected; None: it has nothing to be about."""
     about = _ASKS[key]
-    opens = rows[view.position(rows)].opens if rows else ""
-    job = opens if view.page == "jobs" else view.job
-    worker = "" if view.page == "jobs" else view.worker or opens
+    job = (rows[view.position(rows)].opens if rows else "") if view.page == "jobs" else view.job
+    worker = view.worker_of(rows)
     if about == "filter":
         return Question("filter", text=view.filter)
     if not job or (about == "drain" and not worker):

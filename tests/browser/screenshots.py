@@ -3,8 +3,8 @@
     make screenshots            into docs/images; ONLY=dashboard or ONLY=top for some
 
 Everything is real: a master, an agent with workers of their own, and a SIGKILL for one of them, which the
-open page must show without being loaded again. `elastane top` runs on a pseudo-terminal of 80 columns. Fails
-where the page says something on its console.
+open page must show without being loaded again. `elastane top` runs on a pseudo-terminal of 80 columns, and
+of 60 and 120 for the pictures that show these. Fails where the page says something on its console.
 """
 
 from __future__ import annotations
@@ -83,6 +83,10 @@ async def agent(address: str, state: Path) -> AsyncIterator[None]:
 async def inject(stub: Any) -> None:
     """Kills one of three workers, and waits for the one that is started in its place."""
     async with asyncio.timeout(2 * WAIT_MS / 1000):
+        while not any(
+            job.name == "digits" for job in (await stub.List(job_pb2.JobServiceListRequest())).jobs
+        ):
+            await asyncio.sleep(0.2)  # its agent has yet to create it
         killed, generation = False, 0
         async for response in stub.Watch(job_pb2.JobServiceWatchRequest(name="digits"), wait_for_ready=True):
             job = response.job
@@ -155,6 +159,11 @@ def terminal_pictures(address: str, folder: Path) -> None:
         top.press("\r")
         top.until("running: a ring of 3 trains", "member")
         picture("top-job")
+        for columns, rows, name in ((60, 16, "top-narrow"), (120, 30, "top-wide"), (80, 24, "")):
+            top.resize(columns, rows)
+            top.until("q: leave", "member", *(["latest events", "reduce wait"] if columns == 120 else []))
+            if name:
+                picture(name)
         top.press("c")
         top.until("loss: ", "│")
         picture("top-curves")

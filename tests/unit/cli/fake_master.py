@@ -120,6 +120,7 @@ class FakeMaster(
         ]
         self.steps: list[metric_pb2.StepValues] = []
         self.figures: dict[str, ring_pb2.WorkerFigures] = {}
+        self.resources: dict[str, list[ring_pb2.ResourceSample]] = {}
         self.address = ""
         self.page_entries = 3
         self._changed = threading.Condition()
@@ -239,6 +240,15 @@ class FakeMaster(
         self._job(request.job, context)
         wanted = {worker: self.figures[worker] for worker in request.worker_ids if worker in self.figures}
         return ring_pb2.GetWorkerFiguresResponse(figures=wanted)
+
+    def GetWorkerResources(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._seen(request, context)
+        known = [
+            ring_pb2.WorkerResources(worker_id=worker, samples=self.resources[worker])
+            for worker in request.worker_ids or self.resources
+            if worker in self.resources
+        ]
+        return ring_pb2.GetWorkerResourcesResponse(workers=known)
 
     def WatchEvents(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         self._seen(request, context)

@@ -12,10 +12,11 @@ from dataclasses import replace
 import pytest
 
 from elastane_cli.screen import news as news_module
+from elastane_cli.screen.durations import age, brief
 from elastane_cli.screen.keys import decode
 from elastane_cli.screen.news import JobNews, News, Watching, held_key
-from elastane_cli.screen.pages import age, picture, plain, rows_of
-from elastane_cli.screen.view import Row, View, press
+from elastane_cli.screen.pages import picture
+from elastane_cli.screen.view import Layout, Leave, Row, View, press
 from elastane_proto.event_filter import EventFilter
 from elastane_proto.v1 import ps_pb2, ring_pb2, shard_pb2
 from pseudo_terminal import WAIT_SECONDS, Terminal
@@ -83,28 +84,27 @@ def test_a_job_that_is_not_there_says_so_on_a_usable_terminal(start: Callable[..
 
 
 def test_keys() -> None:
-    assert decode(b"\x1b[Aj\x1b[6~\r\x1b") == ["up", "down", "page_down", "enter", "escape"]
-    assert decode(b"\x1b[<0;10;5Mq") == ["q"]  # a click of the mouse
-    assert decode("é".encode() + b"\x00\xff\xfe") == ["é"]
+    assert decode(b"\x1b[Aj\x1b[6~\r\x1b") == (["up", "j", "page_down", "enter", "escape"], b"")
+    assert decode("é".encode() + b"\x00\xff\xfe") == (["é"], b"")
+    assert decode(b"\x1b[200~q\x1b[?1;2c") == (["q"], b""), "sequences of other purposes"
 
 
 def test_what_keys_do_to_the_view() -> None:
-    rows = [Row("a", "a"), Row("b", "b"), Row("c", "c")]
+    layout = Layout([Row("a", "a"), Row("b", "b"), Row("c", "c")])
     view = View()
-    for key, selected in (("down", "b"), ("down", "c"), ("down", "c"), ("up", "b"), ("home", "a")):
-        after = press(view, key, rows)
-        assert after is not None and after.selected == selected
-        view = after
-    opened = press(view, "enter", rows)
-    assert opened is not None and (opened.page, opened.job) == ("job", "a")
-    assert press(opened, "escape", []) == View(selected="a")
+    for key, selected in (("down", "b"), ("j", "c"), ("down", "c"), ("up", "b"), ("home", "a")):
+        view, effect = press(view, key, layout)
+        assert view.selected == selected and effect is None
+    opened = press(view, "enter", layout).view
+    assert (opened.page, opened.job) == ("job", "a")
+    assert press(opened, "escape", Layout()) == (View(selected="a"), None)
     pinned = View(page="job", job="a", pinned=True)
-    assert press(pinned, "escape", []) == pinned and press(pinned, "q", []) is None
+    assert press(pinned, "escape", Layout()) == (pinned, None)
+    assert isinstance(press(pinned, "q", Layout()).effect, Leave)
     tabs = pinned
     for tab in ("ests", "tasks", "events", "curves", "workers"):
-        after = press(tabs, "tab", [])
-        assert after is not None and after.tab == tab
-        tabs = after
+        tabs = press(tabs, "tab", Layout()).view
+        assert tabs.tab == tab
 
 
 def test_what_is_selected_stays_selected_while_rows_come_and_go() -> None:
@@ -134,19 +134,19 @@ def test_pages_are_as_large_as_the_terminal(tab: str, columns: int) -> None:
     news = news_of(100, 50)
     for rows in (3, 10, 24):
         view = View(page="job", job="train", tab=tab)  # type: ignore[arg-type]
-        lines = picture(view, news, columns, rows, 0.0)
+        lines = picture(view, news, columns, rows, 0.0).lines
         assert len(lines) == rows and all(line.cell_len <= columns for line in lines)
 
 
 def test_the_keys_are_told_in_80_columns() -> None:
-    told = plain(picture(replace(View(), help=True), News(jobs=[]), 80, 24, 0.0))
+    told = picture(replace(View(), help=True), News(jobs=[]), 80, 24, 0.0).text
     assert "…" not in told and "curves" in told and "leave" in told
 
 
 def test_the_selected_row_is_in_the_window() -> None:
     news = news_of(100)
     for selected in ("0", "50", "99"):
-        text = plain(picture(View(page="job", tab="ests", selected=selected), news, 80, 24, 0.0))
+        text = picture(View(page="job", tab="ests", selected=selected), news, 80, 24, 0.0).text
         assert f"\n{selected:>5}  " in text
 
 
@@ -160,10 +160,10 @@ def test_who_holds_what_and_for_how_long() -> None:
     detail.take_progress([progress], 130.0)
     assert detail.held_since == {held_key("images", task): 100.0}
     view = View(page="job", tab="tasks")
-    text = plain(picture(view, News(detail=detail), 80, 24, 145.0))
+    text = picture(view, News(detail=detail), 80, 24, 145.0).text
     row = next(line for line in text.splitlines() if "30-39" in line)
     assert row.split() == ["3", "2", "30-39", "45s", "15s", "w1"]
-    assert rows_of(view, News(detail=detail), 0.0)[1].opens == "w1"
+    assert picture(view, News(detail=detail), 80, 24, 0.0).layout.rows[1].opens == "w1"
     task.attempt = 3  # another attempt is held from now on
     detail.take_progress([shard_pb2.Progress(dataset="images", holders=[task])], 150.0)
     assert list(detail.held_since.values()) == [150.0]
@@ -189,7 +189,7 @@ def test_parameter_servers_are_above_the_tasks(monkeypatch: pytest.MonkeyPatch) 
     detail.take_progress([shard_pb2.Progress(dataset="images", total=9)], 0.0)
     detail.slots = next(iter(Watching._slots(client, detail, ended)))  # type: ignore[arg-type]
     assert client.asked == 2
-    text = plain(picture(View(page="job", tab="tasks"), News(detail=detail), 80, 24, 0.0))
+    text = picture(View(page="job", tab="tasks"), News(detail=detail), 80, 24, 0.0).text
     assert text.index("parameter servers: ps-0; 1 of 1 slot served") < text.index("images")
     detail.datasets, client.asked = [shard_pb2.Progress(dataset="train")], 0
     monkeypatch.setattr(ended, "wait", lambda seconds: ended.set())
@@ -201,21 +201,29 @@ def test_ages() -> None:
     assert shown == ["0.0s", "0.4s", "59s", "1m01s", "1h01m", "3d"]
 
 
+def test_times_of_steps() -> None:
+    told = [brief(seconds) for seconds in (0.0003, 0.0123, 0.9994, 1.25, 75.0)]
+    assert told == ["0.3ms", "12ms", "999ms", "1.25s", "1m15s"]
+
+
 def test_checkpoints_that_follow_each_other_are_one_row_until_a_is_pressed() -> None:
     news = news_of(1, events=2)
     assert news.detail is not None
     for number in range(3, 9):
         news.detail.events.append(ring_pb2.Event(sequence=number, kind="checkpoint_saved", step=number))
-    view: View | None = View(page="job", job="train", tab="events")
-    assert view is not None
-    assert [row.id for row in rows_of(view, news, 0.0)] == ["1", "2", "3"]
+    view = View(page="job", job="train", tab="events")
+    assert shown(view, news) == ["1", "2", "3"]
     news.detail.events.append(ring_pb2.Event(sequence=9, kind="checkpoint_saved"))
-    assert [row.id for row in rows_of(view, news, 0.0)] == ["1", "2", "3"], "it grows where it is"
-    view = press(view, "a", [])
-    assert view is not None and len(rows_of(view, news, 0.0)) == 9
-    assert press(view, "a", []) == View(page="job", job="train", tab="events")
+    assert shown(view, news) == ["1", "2", "3"], "it grows where it is"
+    view = press(view, "a", Layout()).view
+    assert len(shown(view, news)) == 9
+    assert press(view, "a", Layout()).view == View(page="job", job="train", tab="events")
     joined = View(wanted=EventFilter(("worker",), sequence=2))
-    opened = press(joined, "enter", [Row("train", "train")])
-    assert opened is not None
-    assert [row.id for row in rows_of(replace(opened, tab="events"), news, 0.0)] == ["2"]
-    assert press(opened, "escape", []) == replace(joined, selected="train")
+    opened = press(joined, "enter", Layout([Row("train", "train")])).view
+    assert shown(replace(opened, tab="events"), news) == ["2"]
+    assert press(opened, "escape", Layout()).view == replace(joined, selected="train")
+
+
+def shown(view: View, news: News) -> list[str]:
+    """The ids of the rows on a page."""
+    return [row.id for row in picture(view, news, 80, 24, 0.0).layout.rows]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from elastane_cli.explain import explain
 from elastane_cli.screen.news import JobNews, News
-from elastane_cli.screen.pages import picture, plain
+from elastane_cli.screen.pages import picture
 from elastane_cli.screen.view import View
 from elastane_cli.views.curves import curve_lines
 from elastane_cli.views.events import event_line
@@ -40,7 +40,7 @@ def test_what_workers_say_stays_on_its_line() -> None:
     views += [View(page="job", job="train", tab=tab) for tab in ("workers", "ests", "tasks", "events")]  # type: ignore[arg-type]
     for view in views:
         for columns, rows in ((80, 24), (120, 40), (80, 10), (30, 5)):
-            lines = picture(view, news, columns, rows, 0.0)
+            lines = picture(view, news, columns, rows, 0.0).lines
             assert len(lines) == rows
             assert all(line.cell_len <= columns for line in lines)
             assert not any(re.search(r"[\x00-\x1f\x7f-\x9f]", line.plain) for line in lines), view
@@ -73,7 +73,7 @@ def test_workers_with_whole_domain_names_are_told_apart() -> None:
     for number, worker in enumerate(news.detail.job.workers):
         worker.worker_id = f"spot-pool-b-{number}.training.svc.cluster.local"
     for tab in ("workers", "ests"):
-        text = plain(picture(View(page="job", job="train", tab=tab), news, 80, 24, 0.0))  # type: ignore[arg-type]
+        text = picture(View(page="job", job="train", tab=tab), news, 80, 24, 0.0).text  # type: ignore[arg-type]
         assert "spot-pool-b-0…" in text and "spot-pool-b-1…" in text
 
 
@@ -88,7 +88,7 @@ def test_tasks_that_are_not_listed_are_counted() -> None:
     detail = JobNews("train", running_job())
     task = shard_pb2.TaskInfo(index=3, worker_id="w1")
     detail.take_progress([shard_pb2.Progress(dataset="train", doing=8, holders=[task])], 0.0)
-    text = plain(picture(View(page="job", job="train", tab="tasks"), News(detail=detail), 80, 24, 0.0))
+    text = picture(View(page="job", job="train", tab="tasks"), News(detail=detail), 80, 24, 0.0).text
     assert "and 7 more that are reported or not listed" in text
 
 
@@ -137,11 +137,12 @@ def test_ctrl_z_gives_the_shell_its_terminal_and_fg_takes_it_again(master: FakeM
         shell.press("\x1a")
         shell.until("Stopped")
         assert b"\x1b[?1049l" in shell.raw[seen:] and b"\x1b[?25h" in shell.raw[seen:]
+        assert b"\x1b[?1000l" in shell.raw[seen:], "the shell has the mouse, too"
         seen = len(shell.raw)
         shell.press("fg\n")
         master.change("train", step=13)
         shell.until("step 13/30", "leave")
-        assert b"\x1b[?1049h" in shell.raw[seen:]
+        assert b"\x1b[?1049h" in shell.raw[seen:] and b"\x1b[?1000h" in shell.raw[seen:]
         shell.press("q")
         shell.until("(wanted: 1:4)")
         shell.press("exit 7\n")

@@ -19,6 +19,7 @@ import typer
 from elastane_common.errors import ElastaneError, JobMissingError, MasterUnreachableError, RefusedError
 from elastane_common.exit_codes import CODE_FAILED, CODE_NO_JOB, CODE_REFUSED, CODE_UNREACHABLE
 from elastane_common.sizes import parse_size
+from elastane_common.worker_limits import parse_worker_limits
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -180,14 +181,10 @@ def console() -> Console:
 
 def worker_limits(text: str, named: str = "--workers") -> tuple[int, int]:
     """Parse "MIN:MAX", or one number for both. Raises BadParameter for the option or argument `named`."""
-    low, separator, high = text.partition(":")
     try:
-        limits = (int(low), int(high if separator else low))
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not MIN:MAX, like 1:4", param_hint=named) from None
-    if not 1 <= limits[0] <= limits[1]:
-        raise typer.BadParameter(f"{text!r}: MIN is at least 1 and at most MAX", param_hint=named)
-    return limits
+        return parse_worker_limits(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=named) from None
 
 
 def size_bytes(text: str, option: str) -> int:

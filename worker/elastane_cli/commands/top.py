@@ -37,6 +37,9 @@ def top(
     interval: Annotated[
         float, typer.Option("--interval", min=0.05, help="Minimum time between screen updates, in seconds.")
     ] = 0.25,
+    mouse: Annotated[
+        bool, typer.Option("--mouse/--no-mouse", help="Take the mouse, which then selects no text.")
+    ] = True,
     kind: KindOption = None,
     worker: WorkerOption = None,
     since: SinceOption = "0",
@@ -45,7 +48,8 @@ def top(
 ) -> None:
     """Show jobs live: their workers, logical workers, tasks, events and curves. Press ? for the keys.
 
-    Without JOB it starts with the list of jobs, or with the only job.
+    Without JOB it starts with the list of jobs, or with the only job. Keys also drain workers, scale jobs and
+    save checkpoints; each asks first.
     Examples: elastane top; elastane top train; elastane top --kind worker --since 1h
     """
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
@@ -58,6 +62,7 @@ def top(
             " use status, progress --watch or events --follow"
         )
     from elastane_cli.screen.news import Watching
+    from elastane_cli.screen.operating import Operator
     from elastane_cli.screen.terminal import Inbox, show
     from elastane_cli.screen.view import View
     from elastane_common.client import MasterClient
@@ -79,9 +84,10 @@ def top(
 
     inbox = Inbox()
     watching = Watching(connected, inbox.news)
+    operator = Operator(connected, lambda notice: inbox.press([notice]))
     try:
         with sigterm_cleans_up():
-            view = show(watching, inbox, view, interval)
+            view = show(watching, operator, inbox, view, interval, mouse=mouse)
     finally:
         watching.close()
     detail = watching.news.detail

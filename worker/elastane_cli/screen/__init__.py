@@ -1,5 +1,6 @@
-"""`elastane top`: a keyboard-driven terminal view, from the list of jobs down to one worker.
+"""`elastane top`: a terminal view by keys and mouse, from the list of jobs down to one worker.
 
-terminal (keys) ─▶ view (pure: which page, what is selected) ─┐
-news (threads that watch the master) ──────────────────────────┴─▶ pages (pure: lines of text) ─▶ terminal
+terminal ── keys, clicks ──▶ view (pure: state, input -> state, effect) ── effects ──▶ operating ─▶ master
+   ▲                              │ what is selected, sorted, filtered, asked    answers come as inputs
+   └─ lines ◀─ pages (pure) ◀─────┴─── tables, body, columns, side ◀── news (threads that watch the master)
 """

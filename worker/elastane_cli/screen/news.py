@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ MEMBERS_MAX = 200_000
 LIST_SECONDS = 1.0
 CURVE_SECONDS = 1.0
 SLOTS_SECONDS = 2.0
+FIGURES_SECONDS = 2.0
+RESOURCES_SECONDS = 5.0
 
 HeldKey = tuple[str, int, int, int, int, str]
 
@@ -33,7 +35,8 @@ HeldKey = tuple[str, int, int, int, int, str]
 class JobNews:
     """The latest data of one job. held_since: time since the epoch when each leased task was first seen.
 
-    slots: None for a job without parameter servers.
+    slots: None for a job without parameter servers. figures: what workers have measured, by id.
+    resources: what the worker that is looked at has used, oldest sample first, by its id.
     """
 
     name: str
@@ -43,6 +46,8 @@ class JobNews:
     series: list[metric_pb2.Series] = field(default_factory=list)
     held_since: dict[HeldKey, float] = field(default_factory=dict)
     slots: ps_pb2.GetSlotsResponse | None = None
+    figures: Mapping[str, ring_pb2.WorkerFigures] = field(default_factory=dict)
+    resources: Mapping[str, Sequence[ring_pb2.ResourceSample]] = field(default_factory=dict)
     _members: int = 0
 
     def take_event(self, event: ring_pb2.Event) -> None:
@@ -88,6 +93,14 @@ class Watching:
         self._client: MasterClient | None = None
         self._ended = threading.Event()
         self._shown: str | None = None
+        self._worker = ""
+        self._other_worker = threading.Event()
+
+    def look_at(self, worker: str) -> None:
+        """Have the resources of this worker watched, of which only one is at a time. Empty: of none."""
+        if worker != self._worker:
+            self._worker = worker
+            self._other_worker.set()
 
     def show(self, job: str) -> None:
         """Watch this job instead of what was watched before; empty: the list of jobs. Idempotent."""
@@ -123,10 +136,22 @@ class Watching:
         self._start(
             ended, lambda: self._slots(client, detail, ended), lambda found: setattr(detail, "slots", found)
         )
+        self._start(
+            ended,
+            lambda: self._figures(client, detail, ended),
+            lambda found: setattr(detail, "figures", found),
+        )
+
+        self._start(
+            ended,
+            lambda: self._resources(client, detail, ended),
+            lambda found: setattr(detail, "resources", found),
+        )
 
     def close(self) -> None:
         """End the page's threads."""
         self._ended.set()
+        self._other_worker.set()
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -148,6 +173,27 @@ class Watching:
             if leases and (found := client.find_slots(detail.name)) is not None:
                 yield found
             ended.wait(SLOTS_SECONDS)
+
+    @staticmethod
+    def _figures(
+        client: MasterClient, detail: JobNews, ended: threading.Event
+    ) -> Iterable[Mapping[str, ring_pb2.WorkerFigures]]:
+        """Yield what the job's workers have measured, once the job is known."""
+        while not ended.is_set():
+            workers = [worker.worker_id for worker in detail.job.workers] if detail.job is not None else []
+            if workers:
+                yield client.worker_figures(detail.name, workers)
+            ended.wait(FIGURES_SECONDS if workers else LIST_SECONDS)
+
+    def _resources(
+        self, client: MasterClient, detail: JobNews, ended: threading.Event
+    ) -> Iterable[Mapping[str, Sequence[ring_pb2.ResourceSample]]]:
+        """Yield what the worker that is looked at has used: soon after it was chosen, then regularly."""
+        while not ended.is_set():
+            self._other_worker.clear()
+            if self._worker:
+                yield client.worker_resources(detail.name, [self._worker])
+            self._other_worker.wait(RESOURCES_SECONDS)
 
     def _start(
         self, ended: threading.Event, items: Callable[[], Iterable[Any]], take: Callable[[Any], None]

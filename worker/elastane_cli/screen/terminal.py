@@ -1,4 +1,4 @@
-"""The terminal of `elastane top`: reads keys, and redraws the screen when something has changed.
+"""The terminal of `elastane top`: reads keys and the mouse, and redraws the screen after changes.
 
 Keys take effect at once, updates are drawn at most once in `interval_seconds`, and ages every second. The
 terminal is restored whenever the command ends or is stopped (Ctrl-Z).
@@ -16,7 +16,7 @@ import threading
 import time
 import tty
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -25,21 +25,25 @@ from rich.live import Live
 
 from elastane_cli.screen.keys import decode
 from elastane_cli.screen.news import Watching
-from elastane_cli.screen.pages import picture, rows_of
-from elastane_cli.screen.view import View, press
+from elastane_cli.screen.operating import Operator
+from elastane_cli.screen.pages import picture
+from elastane_cli.screen.view import Input, Leave, View, press
 from elastane_common.processes.signal_handlers import signal_handlers
 
 AGE_SECONDS = 1.0
-#: Put among the keys when Ctrl-Z was pressed; no key has this name.
-_STOP = "stop"
+#: Put among the keys when Ctrl-Z was pressed, and when the terminal is gone; no key has these names.
+_STOP, _GONE = "stop", "gone"
+_READ_BYTES = 1024
+#: Presses and releases of buttons and turns of the wheel (1000), with positions as decimal numbers (1006).
+_MOUSE_ON, _MOUSE_OFF = "\x1b[?1000h\x1b[?1006h", "\x1b[?1006l\x1b[?1000l"
 
 
 class Inbox:
-    """Thread-safe inbox of keys and update notices for the one thread that draws."""
+    """Thread-safe inbox of keys, answers and news for the one thread that draws."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._keys: deque[str] = deque()
+        self._keys: deque[Input] = deque()
         self._news = False
 
     def news(self) -> None:
@@ -47,12 +51,12 @@ class Inbox:
             self._news = True
             self._changed.notify_all()
 
-    def press(self, keys: list[str]) -> None:
+    def press(self, keys: Sequence[Input]) -> None:
         with self._changed:
             self._keys.extend(keys)
             self._changed.notify_all()
 
-    def take(self, interval_seconds: float) -> list[str]:
+    def take(self, interval_seconds: float) -> list[Input]:
         """Wait for something to draw; return the keys pressed since the last call.
 
         A key ends the wait at once, an update after `interval_seconds`; it ends after `AGE_SECONDS` anyway.
@@ -68,8 +72,13 @@ class Inbox:
         return keys
 
 
-def show(watching: Watching, inbox: Inbox, view: View, interval_seconds: float) -> View:
-    """Draw until a key ends it; return the last view. Raises the error that ended the watching."""
+def show(
+    watching: Watching, operator: Operator, inbox: Inbox, view: View, interval_seconds: float, *, mouse: bool
+) -> View:
+    """Draw until a key ends it; return the last view. Raises the error that ended the watching.
+
+    mouse: take the terminal's mouse, which then selects no text.
+    """
     news = watching.news
     console = Console(highlight=False)
     with (
@@ -78,23 +87,67 @@ def show(watching: Watching, inbox: Inbox, view: View, interval_seconds: float) 
         Live(
             console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         ) as live,
+        _mouse(mouse) as pointer,
     ):
         while True:
             watching.show(view.job)
             if news.error is not None:
                 raise news.error
             columns, rows = console.size
-            lines = picture(view, news, columns, rows, time.time())
-            live.update(Group(*lines), refresh=True)
-            for key in inbox.take(interval_seconds):
-                if key == _STOP:
-                    keyboard.stop(console)
+            shown = picture(view, news, columns, rows, time.time())
+            watching.look_at(view.worker_of(shown.layout.rows))
+            live.update(Group(*shown.lines), refresh=True)
+            for given in inbox.take(interval_seconds):
+                if given == _STOP:
+                    with pointer.released():
+                        keyboard.stop(console)
                     continue
-                pressed = press(view, key, rows_of(view, news, time.time()))
-                if pressed is None:
+                if given == _GONE:
                     return view
-                view = pressed
+                view, effect = press(view, given, shown.layout)
+                if isinstance(effect, Leave):
+                    return view
+                if effect is not None:
+                    operator.begin(effect)
                 watching.show(view.job)
+                # The next key of the same read finds what this one brought up.
+                shown = picture(view, news, columns, rows, time.time())
+
+
+class _Mouse:
+    """The terminal's mouse, whose reports are turned on and off; `wanted` False: left alone."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
+
+    def take(self) -> None:
+        self._write(_MOUSE_ON)
+
+    def release(self) -> None:
+        self._write(_MOUSE_OFF)
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Leave the mouse to the terminal in the block."""
+        self.release()
+        yield
+        self.take()
+
+    def _write(self, sequence: str) -> None:
+        if self._wanted:
+            sys.stdout.write(sequence)
+            sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _mouse(wanted: bool) -> Iterator[_Mouse]:
+    """Have the mouse reported while the block runs."""
+    mouse = _Mouse(wanted)
+    try:
+        mouse.take()
+        yield mouse
+    finally:
+        mouse.release()
 
 
 class _Keyboard:
@@ -132,18 +185,21 @@ def _keyboard(inbox: Inbox) -> Iterator[_Keyboard]:
     wake, waker = os.pipe()
 
     def read() -> None:
+        begun = b""
         while True:
             ready, _, _ = select.select([keys, wake], [], [])
             if wake in ready:
                 return
             try:
-                data = os.read(keys, 1024)
+                data = os.read(keys, _READ_BYTES)
             except OSError:
                 data = b""
-            if not data:  # the terminal is gone
-                inbox.press(["q"])
+            if not data:
+                inbox.press([_GONE])
                 return
-            inbox.press(decode(data))
+            more, _, _ = select.select([keys], [], [], 0)
+            pressed, begun = decode(begun + data, whole=not more)
+            inbox.press(pressed)
 
     keyboard = _Keyboard()
     reader = threading.Thread(target=read, daemon=True)

@@ -36,15 +36,23 @@ def fold_line(run: Sequence[ring_pb2.Event]) -> Text:
 
     A run of one is formatted by `event_line`.
     """
+    return event_line(folded_event(run))
+
+
+def folded_event(run: Sequence[ring_pb2.Event]) -> ring_pb2.Event:
+    """Return the event that stands for a run of consecutive routine events: the last, with the run's words.
+
+    A run of one is its event.
+    """
     from elastane_proto.history_wire import dated_event_of
 
     if len(run) == 1:
-        return event_line(run[0])
+        return run[0]
     last = type(run[-1])()
     last.CopyFrom(run[-1])
     last.kind, last.worker_id = f"{last.kind} x{len(run)}", ""
     last.reason = fold_words([dated_event_of(event) for event in run])
-    return event_line(last)
+    return last
 
 
 def event_line(event: ring_pb2.Event) -> Text:
@@ -54,16 +62,20 @@ def event_line(event: ring_pb2.Event) -> Text:
     """
     from rich.text import Text
 
-    alarming = any(word in event.kind for word in _ALARMING)
     line = Text()
     line.append(f"{event.sequence:>5} ", style="dim")
     line.append(f"{local_time(event.time.seconds + event.time.nanos / 1e9)} ", style="cyan")
-    line.append(f"{event.kind:<20} ", style="bold red" if alarming else "bold")
+    line.append(f"{event.kind:<20} ", style="bold red" if is_alarming(event) else "bold")
     line.append(f"g{event.generation} s{event.step} ", style="dim")
     if event.worker_id:
         line.append(f"{event.worker_id}  ", style="green")
-    line.append(_beside_its_worker(event))
+    line.append(reason_beside_worker(event))
     return one_line(line)
+
+
+def is_alarming(event: ring_pb2.Event) -> bool:
+    """True if the event tells of a loss or a fault, by its kind."""
+    return any(word in event.kind for word in _ALARMING)
 
 
 def is_wanted(event: ring_pb2.Event, wanted: EventFilter) -> bool:
@@ -73,7 +85,7 @@ def is_wanted(event: ring_pb2.Event, wanted: EventFilter) -> bool:
     return wanted.wants(dated_event_of(event))
 
 
-def _beside_its_worker(event: ring_pb2.Event) -> str:
+def reason_beside_worker(event: ring_pb2.Event) -> str:
     """Return the reason without the worker's name at its start, because the line shows the name already."""
     reason, name = event.reason, event.worker_id
     if name and reason.startswith((f"{name}: ", f"{name} ")):

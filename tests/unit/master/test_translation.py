@@ -311,8 +311,14 @@ def test_what_the_master_compares_has_its_wire_form(
     assert (getattr(compare, name).generation, getattr(compare, name).step) == (3, 5)
 
 
+def test_an_order_of_a_capture_has_its_wire_form() -> None:
+    told = attend_response(effects.CaptureOrder("c", 7, 5, end=True), JobSettings(ests=2)).capture
+    assert (told.capture, told.first_step, told.trace_steps, told.end) == ("c", 7, 5, True)
+
+
 def test_every_message_to_a_worker_is_covered() -> None:
-    covered = {type(message).__name__.lower() for message in TO_WORKER} | {"compare", "interval_decided"}
+    elsewhere = {"capture", "compare", "interval_decided"}
+    covered = {type(message).__name__.lower() for message in TO_WORKER} | elsewhere
     assert covered == {field.name for field in ring_pb2.AttendResponse.DESCRIPTOR.oneofs[0].fields}
 
 

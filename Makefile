@@ -29,6 +29,8 @@
 # make audit-deps    the locked files have their hashes, and no weakness that PyPI knows of (needs its JSON API)
 # make newcomer    times the tutorial from a clone to the first verified script: SOURCE=url another repository
 # make docs    the documentation site, into .elastane/site; a warning is a fault
+# make release    sdist, wheel, bill of materials, notes and SHA256SUMS of HEAD, in dist/: KEY=an SSH key signs them,
+#                 CANDIDATE=1 takes the notes of what is unreleased; make release-notes: these alone
 # make lock          requirements.lock afresh, after a change of constraints.txt
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
 
@@ -59,7 +61,7 @@ SLOT_SIM     := PYTHONPATH=tests $(BIN)/python -m slot_sim
 .PHONY: demo service-demo fidelity test collect test-slow test-further test-all gallery test-kube test-images test-containers test-frameworks test-wheel test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
     service-sim service-mutants slot-sim slot-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
-    audit-hashes audit-deps clean
+    audit-hashes audit-deps release release-notes clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
@@ -222,6 +224,14 @@ bench: $(VENV)/.installed-bench
 
 bench-check: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/bench.py --check $(if $(ONLY),--only $(ONLY)) $(if $(FULL),--full)
+
+RELEASE := PYTHONPATH=tools $(BIN)/python -m release
+
+release: $(VENV)/.installed
+	$(RELEASE) $(if $(KEY),--key $(KEY)) $(if $(CANDIDATE),--candidate)
+
+release-notes: $(VENV)/.installed
+	@$(RELEASE) notes $(if $(CANDIDATE),--candidate)
 
 lock: $(VENV)/.installed
 	$(BIN)/python tools/lock.py

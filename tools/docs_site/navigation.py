@@ -76,6 +76,7 @@ GROUPS: Final = (
             "benchmarks",
             "glossary",
             "testing-kubernetes",
+            "versions",
             "changelog",
         ),
     ),

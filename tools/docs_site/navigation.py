@@ -35,6 +35,8 @@ GROUPS: Final = (
             "howto/from-torchrun",
             "howto/notebooks",
             "howto/hugging-face",
+            "howto/lightning",
+            "howto/hydra",
             "howto/pipelines",
             "howto/checkpoints",
             "howto/scale",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import compatibility
 import pytest
-from compatibility import Row, read_rows, render, pinned_torch, with_row
+from compatibility import Row, pinned_torch, read_rows, render, with_row
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version

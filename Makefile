@@ -8,7 +8,11 @@
 # make test-images    the container images, built and run, and README's commands in a clean one: needs podman or docker
 #                     (tests/images/engine.py)
 # make test-containers    runners that start containers, with real ones: needs podman and busybox-static
+# make test-quick    what a version of Python or torch could break, then elastane verify; python tools/compatibility.py
+#                    runs it in environments of other versions and writes the table of docs/installing.md
 # make test-wheel    the wheel in clean virtual environments: client and master without torch; doctor, run, verify, demo
+# make test-wheel-container    the wheel in an empty Debian container: pip install, demo, verify, with their seconds; needs
+#                              podman, and root and debootstrap or a root file system in ELASTANE_TEST_DEBIAN
 # make test-frameworks    scripts of other training libraries in a ring, with the real libraries from PyPI
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
 # make pipeline-parity    every cut of small models into pipelines beside stock DDP, under five minutes: ONLY=model one
@@ -29,6 +33,8 @@
 # make audit-deps    the locked files have their hashes, and no weakness that PyPI knows of (needs its JSON API)
 # make newcomer    times the tutorial from a clone to the first verified script: SOURCE=url another repository
 # make docs    the documentation site, into .elastane/site; a warning is a fault
+# make release    sdist, wheel, bill of materials, notes and SHA256SUMS of HEAD, in dist/: KEY=an SSH key signs them,
+#                 CANDIDATE=1 takes the notes of what is unreleased; make release-notes: these alone
 # make lock          requirements.lock afresh, after a change of constraints.txt
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
 
@@ -56,10 +62,10 @@ SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 SERVICE_SIM  := PYTHONPATH=tests $(BIN)/python -m service_sim
 SLOT_SIM     := PYTHONPATH=tests $(BIN)/python -m slot_sim
 
-.PHONY: demo service-demo fidelity test collect test-slow test-further test-all gallery test-kube test-images test-containers test-frameworks test-wheel test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
+.PHONY: demo service-demo fidelity test collect test-slow test-further test-all gallery test-kube test-images test-containers test-frameworks test-quick test-wheel test-wheel-container test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
     service-sim service-mutants slot-sim slot-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
-    audit-hashes audit-deps clean
+    audit-hashes audit-deps release release-notes clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
@@ -113,11 +119,17 @@ test-containers: $(VENV)/.installed
 
 # The libraries are no part of what the other tests install.
 test-frameworks: $(VENV)/.installed
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[integrations]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[integrations,hydra]'
 	ELASTANE_TEST_FRAMEWORKS=1 $(BIN)/python -m pytest tests/frameworks -rs
+
+test-quick: $(VENV)/.installed
+	$(BIN)/python tools/compatibility.py --here --jobs $(JOBS)
 
 test-wheel: $(VENV)/.installed
 	ELASTANE_TEST_WHEEL=1 $(BIN)/python -m pytest tests/wheel -rs --timeout 3600
+
+test-wheel-container: $(VENV)/.installed
+	ELASTANE_TEST_WHEEL=1 ELASTANE_TEST_WHEEL_CONTAINER=1 $(BIN)/python -m pytest tests/wheel/test_wheel_container.py -s -rs --timeout 3600
 
 test-browser: $(VENV)/.installed
 	@PYTHONPATH=tests $(BIN)/python -c "from browser import chromium as c; raise SystemExit(c.MISSING if c.chromium_path() is None else 0)"
@@ -222,6 +234,14 @@ bench: $(VENV)/.installed-bench
 
 bench-check: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/bench.py --check $(if $(ONLY),--only $(ONLY)) $(if $(FULL),--full)
+
+RELEASE := PYTHONPATH=tools $(BIN)/python -m release
+
+release: $(VENV)/.installed
+	$(RELEASE) $(if $(KEY),--key $(KEY)) $(if $(CANDIDATE),--candidate)
+
+release-notes: $(VENV)/.installed
+	@$(RELEASE) notes $(if $(CANDIDATE),--candidate)
 
 lock: $(VENV)/.installed
 	$(BIN)/python tools/lock.py

@@ -37,33 +37,33 @@ _APPLETS = ("cat", "echo", "env", "grep", "head", "id", "kill", "ls", "nc", "pri
 _HIDE = 'umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"'
 
 
+def podman_command(folder: Path) -> list[str]:
+    """Podman with storage of its own in `folder`, for `podman_environment`. Skips the test without one."""
+    podman = shlex.split(os.environ.get("ELASTANE_TEST_PODMAN", "")) or [shutil.which("podman") or ""]
+    if not podman[0]:
+        pytest.skip("no container engine: podman is not on the PATH")
+    (folder / "containers.conf").write_text("[containers]\ndefault_ulimits = []\n")
+    command = [
+        *podman, "--root", str(folder / "root"), "--runroot", str(folder / "run"),
+        "--storage-driver=vfs", "--cgroup-manager=cgroupfs",
+    ]  # fmt: skip
+    if Path("/sys/fs/cgroup/unified").is_mount() and os.geteuid() == 0:
+        command = ["unshare", "-m", "--propagation", "private", "sh", "-c", _HIDE, "--", *command]
+    return command
+
+
+def podman_environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "CONTAINERS_CONF": str(folder / "containers.conf")}
+
+
 class PodmanService:
     """Podman's service at `url`, which can be away for a while; skips the test without one."""
 
     def __init__(self, folder: Path) -> None:
-        podman = shlex.split(os.environ.get("ELASTANE_TEST_PODMAN", "")) or [shutil.which("podman") or ""]
-        if not podman[0]:
-            pytest.skip("no container engine: podman is not on the PATH")
+        self._podman = podman_command(folder)
         self._folder = folder
         self._socket = folder / "podman.sock"
         self.url = f"unix://{self._socket}"
-        (folder / "containers.conf").write_text("[containers]\ndefault_ulimits = []\n")
-        self._podman = [
-            *podman, "--root", str(folder / "root"), "--runroot", str(folder / "run"),
-            "--storage-driver=vfs", "--cgroup-manager=cgroupfs",
-        ]  # fmt: skip
-        if Path("/sys/fs/cgroup/unified").is_mount() and os.geteuid() == 0:
-            self._podman = [
-                "unshare",
-                "-m",
-                "--propagation",
-                "private",
-                "sh",
-                "-c",
-                _HIDE,
-                "--",
-                *self._podman,
-            ]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -93,7 +93,7 @@ class PodmanService:
         return str(done.stdout)
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "CONTAINERS_CONF": str(self._folder / "containers.conf")}
+        return podman_environment(self._folder)
 
     def _answers(self, seconds: float) -> None:
         assert self._process is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
 from collections.abc import Iterator
@@ -19,7 +21,10 @@ from docs_site import (
 from docs_site.assemble import relinked
 from docs_site.build import build
 from docs_site.paths import DOCS, ROOT
+from docs_site.python_examples import EXAMPLES
 
+import elastane
+from elastane.runtime.job import Job
 from elastane_cli.commands.catalogue import COMMANDS
 from slow import slow
 
@@ -110,6 +115,43 @@ def test_what_a_script_uses_is_in_the_reference() -> None:
         assert words in text
 
 
+def test_each_part_of_the_python_reference_has_an_example_and_its_errors() -> None:
+    text = python_reference.render()
+    parts = re.split(r"^(?=##+ )", text, flags=re.MULTILINE)[1:]
+    named = {part.splitlines()[0].lstrip("# "): part for part in parts}
+    assert set(EXAMPLES) <= set(named)
+    without = [
+        name
+        for name, part in named.items()
+        if name.startswith(("Job.", "elastane.init", "elastane.save_model"))
+        and "**Example:**" not in part
+        and "\n    " not in part.partition("```\n")[2]
+    ]
+    assert without == []
+    assert "`UnsupportedError` [ELA301](../errors.md#ela301)" in named["Job.prepare"]
+    assert "`RefusedError` [ELA402](../errors.md#ela402)" in named["Job.log_to"]
+    signature = named["Job.prepare_ps"].split("```")[1]
+    assert "    rows: RowsOf | None = None,\n" in signature
+    assert max(map(len, signature.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_of_the_reference_is_python_and_uses_what_it_stands_for(name: str) -> None:
+    used = {
+        node.func.attr: {keyword.arg for keyword in node.keywords}
+        for node in ast.walk(ast.parse(EXAMPLES[name]))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    owner, _, attribute = name.partition(".")
+    if attribute != "ElastaneError":
+        assert attribute in used
+        function = getattr(Job if owner == "Job" else elastane, attribute)
+        parameters = inspect.signature(function).parameters
+        assert any(one.kind is one.VAR_KEYWORD for one in parameters.values()) or used[attribute] <= set(
+            parameters
+        )
+
+
 def test_the_pictures_are_what_their_generator_makes() -> None:
     made = pictures.all_pictures()
     assert {path.name for path in (DOCS / "pictures").glob("*.svg")} == {path.name for path in made}
@@ -136,3 +178,20 @@ def test_links_lead_to_the_pages_as_they_lie_in_the_site() -> None:
     assert picture == "![a](pictures/step.svg)"
     fenced = "```sh\n[a](../../SECURITY.md)\n```\n"
     assert relinked(fenced, DOCS / "howto" / "page.md", "howto/page.md") == fenced
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "howto").glob("*.md")), ids=lambda page: page.stem)
+def test_a_how_to_begins_with_what_it_is_for(page: Path) -> None:
+    first = page.read_text().split("\n\n")[1]
+    assert re.match(r"(\*\*|`)?[A-Z]|`", first), first
+    assert not first.startswith(("```", "    ", "|", "-", "#")), first
+    assert len(first) > 60, first
+
+
+def test_the_landing_pages_lines_are_those_of_the_example() -> None:
+    [block] = re.findall(r"^```diff\n(.*?)^```", (DOCS / "index.md").read_text(), re.MULTILINE | re.DOTALL)
+    after, before = ((ROOT / "examples" / name).read_text() for name in ("minimal.py", "minimal_ddp.py"))
+    for line in block.splitlines():
+        text = line[1:] + "\n"
+        assert (text in after) is not line.startswith("-"), line
+        assert (text in before) is not line.startswith("+"), line

@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
+import pytest
+
+import elastane
 import patience
+from elastane import modes
+from elastane.runtime.elastic import ElasticJob
 
 
 def test_init_without_a_seed_draws_from_no_generator() -> None:
@@ -24,3 +29,14 @@ def test_init_without_a_seed_draws_from_no_generator() -> None:
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_second_training_in_a_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a sweep of Hydra's in one process would begin it: the job is the first one."""
+    job = object.__new__(ElasticJob)
+    monkeypatch.setattr(modes, "_in_ring", job)
+    job._trainer = None
+    assert elastane.init() is not None  # opened twice, and not prepared yet
+    job._trainer = object()  # type: ignore[assignment]
+    with pytest.raises(elastane.StepError, match=r"elastane\.init was called in a script"):
+        elastane.init()

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_every_pin_is_locked_with_a_hash_and_nothing_else_is() -> None:
     pinned = {
-        line.lower().replace("_", "-").partition("==")[::2]
+        (re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower(), line.partition("==")[2].lower())
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line and not line.startswith("#")
     }

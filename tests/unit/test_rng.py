@@ -193,3 +193,16 @@ def test_device_generator_is_kept() -> None:
     assert torch.randn(5, device="cuda").tolist() == expected
     with pytest.raises(RngStateError):
         generators.restore({**parts, rng.TORCH_DEVICE: b"short"})
+
+
+def test_seed_all_where_torch_refuses_to_tell_its_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.6 does where it was built for none."""
+
+    def refuse() -> None:
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", refuse)
+    seed_all(11)
+    drawn = torch.rand(3)
+    torch.manual_seed(11)
+    assert torch.equal(drawn, torch.rand(3))

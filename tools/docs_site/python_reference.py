@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import tomllib
+from functools import cache
 from typing import Final, NamedTuple
 
 from docs_site.paths import ROOT
+from docs_site.python_examples import EXAMPLES
 
 _Callable = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -37,8 +40,12 @@ _HEAD = """\
 # Python
 
 What a training script uses. `import elastane` imports neither torch nor gRPC; `elastane.init` does what
-it needs.
+it needs. All errors are subclasses of `elastane.ElastaneError`; each has a [code](../errors.md), which says
+what causes it and what to do.
 """
+#: Width of a line of a signature; a longer one has a line for each parameter.
+_COLUMNS: Final = 70
+_ERROR: Final = re.compile(r"\b[A-Z]\w+Error\b")
 
 
 def render() -> str:
@@ -52,16 +59,21 @@ def _part(part: Part) -> str:
     lines = [f"## {part.name}\n"]
     if isinstance(node, _Callable):
         lines.append(_signature(part.name, node))
-    lines.append(_prose(ast.get_docstring(node, clean=False) or ""))
+    text = ast.get_docstring(node, clean=False) or ""
+    lines += [_prose(text), _errors(text), _example(part.name)]
     if isinstance(node, ast.ClassDef) and not part.members:
         lines.append(_fields(node))
     elif isinstance(node, ast.ClassDef):
         for member in node.body:
             if isinstance(member, _Callable) and not member.name.startswith("_"):
+                name, text = f"{part.name}.{member.name}", ast.get_docstring(member, clean=False) or ""
+                owner = "error" if part.name.endswith("Error") else part.name.lower()
                 lines += [
-                    f"### {part.name}.{member.name}\n",
-                    _signature(f"{part.name.lower()}.{member.name}", member),
-                    _prose(ast.get_docstring(member, clean=False) or ""),
+                    f"### {name}\n",
+                    _signature(f"{owner}.{member.name}", member),
+                    _prose(text),
+                    _errors(text),
+                    _example(name),
                 ]
     return "\n".join(lines)
 
@@ -80,8 +92,50 @@ def _signature(name: str, node: _Callable) -> str:
     arguments = ast.unparse(node.args).removeprefix("self, ").removeprefix("self")
     manager = any(ast.unparse(decorator).endswith("contextmanager") for decorator in node.decorator_list)
     returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None and not manager else ""
-    text = f"{'with ' if manager else ''}{name}({arguments}){returns}"
+    before = f"{'with ' if manager else ''}{name}("
+    text = f"{before}{arguments}){returns}"
+    if len(text) > _COLUMNS:
+        text = "\n".join([before, *(f"    {one}," for one in _parameters(node.args)), f"){returns}"])
     return f"```python\n{text}\n```\n"
+
+
+def _parameters(given: ast.arguments) -> list[str]:
+    """Return the parameters of a signature one by one, without `self`."""
+
+    def text(one: ast.arg, default: ast.expr | None = None, star: str = "") -> str:
+        kind = f": {ast.unparse(one.annotation)}" if one.annotation is not None else ""
+        value = f" = {ast.unparse(default)}" if default is not None else ""
+        return f"{star}{one.arg}{kind}{value}"
+
+    positional = [*given.posonlyargs, *given.args]
+    without = [None] * (len(positional) - len(given.defaults))
+    parts = [text(*pair) for pair in zip(positional, [*without, *given.defaults], strict=True)]
+    if given.vararg is not None:
+        parts.append(text(given.vararg, star="*"))
+    elif given.kwonlyargs:
+        parts.append("*")
+    parts += [text(*pair) for pair in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    if given.kwarg is not None:
+        parts.append(text(given.kwarg, star="**"))
+    return [part for part in parts if part != "self"]
+
+
+@cache
+def _codes() -> dict[str, str]:
+    """Return the code of each error by the name of its class."""
+    table = tomllib.loads((ROOT / "proto/elastane_proto/error_codes.toml").read_text(encoding="utf-8"))
+    return {name: code for code, entry in table.items() for name in entry.get("names", ())}
+
+
+def _errors(docstring: str) -> str:
+    """Return links to the codes of the errors that a docstring names."""
+    named = [name for name in dict.fromkeys(_ERROR.findall(docstring)) if name in _codes()]
+    links = [f"`{name}` [{_codes()[name]}](../errors.md#{_codes()[name].lower()})" for name in named]
+    return f"**Errors:** {', '.join(links)}\n" if links else ""
+
+
+def _example(name: str) -> str:
+    return f"**Example:**\n\n```python\n{EXAMPLES[name]}\n```\n" if name in EXAMPLES else ""
 
 
 def _prose(docstring: str) -> str:

@@ -6,6 +6,7 @@ Apart from `elastane/__init__.py`, which must import neither torch nor grpc.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, cast
 
 from elastane import model_saving
 from elastane.runtime import forks
@@ -14,10 +15,24 @@ from elastane.runtime.job import Job
 from elastane_common.errors import ElastaneError
 from elastane_common.logs import configure_logs, say_where
 
+if TYPE_CHECKING:
+    from elastane.runtime.elastic import ElasticJob
+
+_in_ring: ElasticJob | None = None
+"""The job that this process has opened in a master's ring."""
+
 
 def open_job(seed: int | None, *, distributed_calls: bool = False) -> Job:
-    """Build the job for the environment's mode (see `elastane.init`)."""
+    """Build the job for the environment's mode (see `elastane.init`).
+
+    Raises StepError in a worker whose script has been prepared: its job is one training.
+    """
+    global _in_ring
+    if _in_ring is not None:
+        _in_ring.refuse_another()
     job = _build(seed, distributed_calls=distributed_calls)
+    if job._environment.resolved_mode() == "elastic":
+        _in_ring = cast("ElasticJob", job)
     model_saving.take_role(
         model_saving.Role(
             job._upload_turn, job._ring_changes, job.isolated_rng, job._environment.model_takeover_seconds

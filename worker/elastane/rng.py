@@ -154,11 +154,18 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     if HAS_NUMPY:
         np.random.seed(seed % 2**32)
-    if torch.accelerator.current_accelerator() is None:
+    if _may_have_accelerator():
+        torch.manual_seed(seed)
+    else:
         # `torch.manual_seed` would keep each seed, with a traceback, for devices that may start later.
         torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
+
+
+def _may_have_accelerator() -> bool:
+    try:
+        return torch.accelerator.current_accelerator() is not None
+    except RuntimeError:  # how torch 2.6 says that it was built for none
+        return False
 
 
 @cache

@@ -257,6 +257,11 @@ class ElasticJob(Job):
             built.pipe, ElasticLoader(given.loader, built.trainer, source.steps_per_epoch)
         )
 
+    def refuse_another(self) -> None:
+        """Raise StepError if the script has been prepared: a process takes part in one training."""
+        if self._trainer is not None:
+            raise prepared_already("elastane.init")
+
     def _check_unprepared(self, name: str) -> None:
         if self._trainer is not None:
             raise prepared_already(name)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 #: Names of a rule's states; each has the shape and dtype of the block.
@@ -62,7 +63,7 @@ class BlockState:
             )
         else:
             lr, beta1, beta2, eps, weight_decay, maximize = numbers
-            adam(
+            (adam if rule == "adam" else adamw)(
                 [self.values],
                 [gradient],
                 self.states[:1],
@@ -70,7 +71,6 @@ class BlockState:
                 [],
                 [steps],
                 foreach=False,
-                decoupled_weight_decay=rule == "adamw",
                 amsgrad=False,
                 beta1=beta1,
                 beta2=beta2,

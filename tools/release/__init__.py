@@ -1,0 +1,4 @@
+"""What a release consists of, made from one commit: sdist, wheel, bill of materials, notes, signed checksums.
+
+`__main__.py` has the commands.
+"""

@@ -216,7 +216,6 @@ class LeasedOnce:
 
     dataset = "data"
     ready = False
-    next_task = tasks._Source.next_task
 
     def __init__(self) -> None:
         self.reports: list[shard_pb2.TaskReport] = []

@@ -26,6 +26,8 @@ _FLOATS = (0.0, -1.0, 1.0, 1e300, float("inf"), float("-inf"), float("nan"))
 _SCALARS: dict[int, SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_INT64: st.sampled_from(_EDGES[8]),
     FieldDescriptor.TYPE_INT32: st.sampled_from(_EDGES[4]),
+    FieldDescriptor.TYPE_SINT32: st.sampled_from(_EDGES[4]),
+    FieldDescriptor.TYPE_SINT64: st.sampled_from(_EDGES[8]),
     FieldDescriptor.TYPE_UINT64: st.sampled_from(_UNSIGNED[8]),
     FieldDescriptor.TYPE_FIXED64: st.sampled_from(_UNSIGNED[8]),
     FieldDescriptor.TYPE_UINT32: st.sampled_from(_UNSIGNED[4]),

@@ -228,7 +228,8 @@ async def test_a_stop_ends_ranks_in_whatever_stage_they_are(tmp_path: Path) -> N
 async def test_elastic_ranks_come_and_go_one_by_one(tmp_path: Path) -> None:
     """Their agents find no job, which does not matter here: ranks are prepared, stopped and tried anew."""
     async with attended(tmp_path) as (master, _):
-        message = prepare(tmp_path, "x.py", framework="FRAMEWORK_ELASTANE", instances=2)
+        (script := tmp_path / "train.py").touch()  # without it an agent ends before it is reported to run
+        message = prepare(tmp_path, str(script), framework="FRAMEWORK_ELASTANE", instances=2)
         message.job = "run-7-1"
         await launch(master, message)
         master.send(stop=training_pb2.RunnerStop(attempt=key(), rank=1))

@@ -134,10 +134,10 @@ class FollowingModel:
     async def _read(self, link: Link, book: FeedBook[Gradients], reading: Reading) -> None:
         worker, step, before = self.worker, book.read_step, self.worker.weights
         await worker.pause(READ_SECONDS)
+        if book.failure:
+            return  # the optimizer has not waited, and what was read is not sent
         if worker.weights != before:
             self.world.fail("whole copies", f"{worker.name} reads its state of step {step} while it changes")
-        if book.failure:
-            return
         if reading == "state":
             link.put("state", step, 0, (worker.lineage, before))
         else:

@@ -198,6 +198,7 @@ class _Feed:
         layout = StreamLayout(exported.specs)
         stream = copy_of(exported.tensors, layout, self._memory)
         with self._changed:
+            self._check()  # if the feed was given up meanwhile, the optimizer has not waited
             self._book.read()
             self._changed.notify_all()
         return Frame(STATE, self._book.read_step, 0, exported.structure, stream)

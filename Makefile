@@ -34,7 +34,7 @@
 # make newcomer    times the tutorial from a clone to the first verified script: SOURCE=url another repository
 # make docs    the documentation site, into .elastane/site; a warning is a fault
 # make release    sdist, wheel, bill of materials, notes and SHA256SUMS of HEAD, in dist/: KEY=an SSH key signs them,
-#                 CANDIDATE=1 takes the notes of what is unreleased; make release-notes: these alone
+#                 CANDIDATE=1 takes the notes of what is unreleased, OUT=another folder; make release-notes: these alone
 # make lock          requirements.lock afresh, after a change of constraints.txt
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
 
@@ -238,7 +238,7 @@ bench-check: $(VENV)/.installed-bench
 RELEASE := PYTHONPATH=tools $(BIN)/python -m release
 
 release: $(VENV)/.installed
-	$(RELEASE) $(if $(KEY),--key $(KEY)) $(if $(CANDIDATE),--candidate)
+	$(RELEASE) $(if $(KEY),--key $(KEY)) $(if $(CANDIDATE),--candidate) $(if $(OUT),--out $(OUT))
 
 release-notes: $(VENV)/.installed
 	@$(RELEASE) notes $(if $(CANDIDATE),--candidate)

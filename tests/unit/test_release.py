@@ -150,6 +150,16 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["old.whl"]
 
 
+def test_a_key_that_cannot_sign_is_refused_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "no-key").write_text("x")
+    for key, why in ((tmp_path / "none", "is no file"), (tmp_path / "no-key", "key")):
+        assert main(["--candidate", "--key", str(key), "--out", str(tmp_path / "dist")]) == 1
+        assert why in capsys.readouterr().err
+    assert not (tmp_path / "dist").exists()
+
+
 # ---------------------------------------------------------------- bill of materials
 
 

@@ -35,10 +35,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     if given.what == "files" and given.out.is_dir() and any(given.out.iterdir()):
-        parser.error(f"{given.out} is not empty: a release has no other files")
+        parser.error(
+            f"{given.out} is not empty: remove what is in it, or choose another folder (--out, OUT=)"
+        )
     try:
         with tempfile.TemporaryDirectory(prefix="elastane-release-") as folder:
             source = Path(folder)
+            if given.key is not None and given.what == "files":
+                checksums.require_usable(given.key)
             packages.export(given.commit, source)
             if given.what == "notes":
                 print(_notes(source, given.candidate), end="")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -43,3 +44,16 @@ def sign(sums: Path, key: Path) -> Path:
     if done.returncode or not signature.is_file():
         raise SigningError(done.stdout.strip() or f"ssh-keygen ended with code {done.returncode}")
     return signature
+
+
+def require_usable(key: Path) -> None:
+    """Sign something else, before a release is built: afterwards its files would be there unsigned.
+
+    Raises SigningError.
+    """
+    if not key.is_file():
+        raise SigningError(
+            f"{key} is no file: name a private SSH key, or the public one of a key in ssh-agent"
+        )
+    with tempfile.TemporaryDirectory(prefix="elastane-key-") as folder:
+        sign(write(Path(folder), ()), key)

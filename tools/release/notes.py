@@ -31,7 +31,7 @@ def section(changelog: str, version: str) -> tuple[str, str]:
         return date, text
     raise NoSectionError(
         f"CHANGELOG.md has no section [{version}]: rename [{UNRELEASED}] to it, with the day of the release,"
-        " or make a candidate (--candidate)"
+        " or make a candidate (--candidate, CANDIDATE=1)"
     )
 
 

@@ -8,6 +8,7 @@ comparisons.
 from __future__ import annotations
 
 import gzip
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -198,6 +199,7 @@ class _Trace:
         import torch.profiler
 
         if self._profile is None:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # its messages would be among the script's output
             activities = [torch.profiler.ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(torch.profiler.ProfilerActivity.CUDA)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,7 @@ from elastane_cli.commands.common import (
 )
 from elastane_cli.views.text import counted, harmless
 from elastane_common.exit_codes import CODE_FAILED
+from elastane_common.sizes import size_text
 
 if TYPE_CHECKING:
     from elastane_proto.v1 import capture_pb2
@@ -118,20 +120,46 @@ def trace(
     """Trace the next steps of a job with torch.profiler, all workers in one file.
 
     The file is for https://ui.perfetto.dev or chrome://tracing; with a name that ends in .json it is not
-    compressed. The traced steps are slower; their results are the same bits. Ctrl-C ends the trace.
+    compressed. The traced steps are slower; their results are the same bits. Ctrl-C ends the trace, and
+    nothing is written.
 
     Examples: elastane trace train --steps 5; elastane trace train --worker w0 -o w0.json
     """
-    from elastane_cli.trace_merge import WorkerTrace, merged
-
     answers = _Answers(steps)
     with connect(master, timeout) as client:
         name = client.only_job(job)
+        file = out or Path(f"{name}-trace.json.gz")
         try:
-            answers.take(client.capture(name, worker or (), trace_steps=steps))
+            with _kept_if_written(file):
+                answers.take(client.capture(name, worker or (), trace_steps=steps))
+                missing = _write_trace(file, answers, steps)
         except KeyboardInterrupt:
             typer.echo("the trace was ended; nothing is written", err=True)
             raise typer.Exit(_INTERRUPTED) from None
+    if missing:
+        raise typer.Exit(CODE_FAILED)
+
+
+@contextmanager
+def _kept_if_written(file: Path) -> Iterator[None]:
+    """Refuse a file that cannot be written before the block, and remove one that is empty after it."""
+    try:
+        with file.open("ab"):
+            pass
+    except OSError as error:
+        why = f"{file} cannot be written: {error.strerror}"
+        raise typer.BadParameter(why, param_hint="'--out' / '-o'") from error
+    try:
+        yield
+    finally:
+        if not file.stat().st_size:
+            file.unlink()
+
+
+def _write_trace(file: Path, answers: _Answers, steps: int) -> int:
+    """Write the traces of all workers as one; return the number of workers whose trace is missing."""
+    from elastane_cli.trace_merge import WorkerTrace, merged
+
     missing = answers.report_missing()
     traces = [
         WorkerTrace(name, one.first_est, one.end_est, json.loads(gzip.decompress(one.data)))
@@ -139,14 +167,11 @@ def trace(
         if one.end and not one.error
     ]
     if traces:
-        file = out or Path(f"{name}-trace.json.gz")
         data = json.dumps(merged(traces)).encode()
-        file.write_bytes(gzip.compress(data, 5) if file.name.endswith(".gz") else data)
-        typer.echo(
-            f"{file}: {counted(steps, 'step')} of {counted(len(traces), 'worker')}, {len(data) >> 20} MiB"
-        )
-    if missing:
-        raise typer.Exit(CODE_FAILED)
+        written = file.write_bytes(gzip.compress(data, 5) if file.name.endswith(".gz") else data)
+        what = f"{counted(steps, 'step')} of {counted(len(traces), 'worker')}"
+        typer.echo(f"{file}: {what}, {size_text(written)}")
+    return missing
 
 
 @command

@@ -105,14 +105,22 @@ class Leaser:
 
 
 async def create(master: MasterProcess, size: int) -> None:
-    async with grpc.aio.insecure_channel(master.address) as channel:
-        jobs = job_pb2_grpc.JobServiceStub(channel)
-        await jobs.Create(job_pb2.JobServiceCreateRequest(name="j", settings=job_pb2.JobSettings(ests=1)))
-        settings = shard_pb2.DatasetSettings(task_size=1, range=shard_pb2.RangeSource(size=size))
-        settings.lease.seconds = 600
-        await shard_pb2_grpc.ShardServiceStub(channel).CreateDataset(
-            shard_pb2.CreateDatasetRequest(job="j", dataset="d", settings=settings)
-        )
+    """Create job and data set, as clients do: again where a busy master has just lost its lease."""
+    job = job_pb2.JobServiceCreateRequest(name="j", settings=job_pb2.JobSettings(ests=1))
+    settings = shard_pb2.DatasetSettings(task_size=1, range=shard_pb2.RangeSource(size=size))
+    settings.lease.seconds = 600
+    dataset = shard_pb2.CreateDatasetRequest(job="j", dataset="d", settings=settings)
+    async with grpc.aio.insecure_channel(master.address) as channel, patience.within(60):
+        jobs, shards = job_pb2_grpc.JobServiceStub(channel), shard_pb2_grpc.ShardServiceStub(channel)
+        while True:
+            try:
+                await jobs.Create(job)
+                await shards.CreateDataset(dataset)
+                return
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(0.02)
 
 
 async def progress_and_history(master: MasterProcess) -> tuple[shard_pb2.Progress, Counter[int]]:

@@ -11,9 +11,9 @@ from typing import Final, Generic, Protocol, TypeVar
 
 LINES_MAX: Final = 1000
 BYTES_MAX: Final = 64 * 1024
-"""Of one worker, at its agent."""
+"""Limit of the lines that an agent keeps of one worker."""
 LINE_BYTES_MAX: Final = 4096
-"""Of one line; the rest of a longer one is left out."""
+"""Limit of one line; the rest of a longer line is left out."""
 LINE_OVERHEAD_BYTES: Final = 100
 """Counted for each line beside its text, so that empty lines are bounded, too."""
 

@@ -17,7 +17,7 @@ from typing import Final
 from elastane_master.signals import Signal
 
 QUEUE_BYTES_MAX: Final = 2 * 2**20
-"""Of one capture, waiting for its command."""
+"""Limit of the answers of one capture that wait for its command."""
 PART_BYTES_MAX: Final = 1 * 2**20
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 SAMPLE_SECONDS: Final = 10.0
-"""Between two samples of a worker, at least."""
+"""Minimum time between two samples of a worker."""
 SAMPLES_MAX: Final = 120
-"""Of one worker."""
+"""Limit of the samples kept of one worker."""
 ALL_SAMPLES_MAX: Final = 50_000
-"""Of all workers of a job: some megabytes."""
+"""Limit of the samples kept of all workers of a job: some megabytes."""
 _FEWEST: Final = 2
 
 

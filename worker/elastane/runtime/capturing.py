@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 
 PART_BYTES: Final = 256 * 1024
 TRACE_BYTES_MAX: Final = 64 * 2**20
-"""Of a compressed trace."""
+"""Limit of a compressed trace."""
 _TIMEOUT_SECONDS: Final = 10.0
 
 

@@ -19,11 +19,11 @@ from elastane_proto.message_codec import set_timestamp
 from elastane_proto.v1 import log_pb2
 
 REPORT_SECONDS: Final = 1.0
-"""Between two reports of new lines."""
+"""Time between two reports of new lines."""
 QUIET_SECONDS: Final = 10.0
-"""Between two reports without any, by which the agent learns of a master that has no lines."""
+"""Time between two reports without new lines; they show the agent a master that has lost its lines."""
 REPORT_BYTES_MAX: Final = 256 * 1024
-"""Of the lines in one report; more of them are left out."""
+"""Limit of the lines in one report; further ones are left out."""
 _ATTEMPT_SECONDS: Final = 5.0
 _FINISH_SECONDS: Final = 2.0
 

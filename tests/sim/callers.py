@@ -22,6 +22,7 @@ from sim.world import World
 
 JOB, DATASET = "job", "evaluation"
 TASKS, EPOCHS, TASK_SIZE = 30, 2, 4
+BUDGET_IS_SPENT = "is spent"
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED)
 
 
@@ -45,9 +46,18 @@ class Caller:
         return f"{self.name}-{self.number}"
 
     async def ask(
-        self, method: str, request: Any, patience_seconds: float = 1.0, *, may_be_wrong: bool = False
+        self,
+        method: str,
+        request: Any,
+        patience_seconds: float = 1.0,
+        *,
+        may_be_wrong: bool = False,
+        expected: str | None = None,
     ) -> Any:
-        """Send a request, repeated while the master is away; return the response. Raises Ended if refused."""
+        """Send a request, repeated while the master is away; return the response. Raises Ended if refused.
+
+        expected: words of a refusal that is right.
+        """
         while True:
             masters = self.masters()
             if masters:
@@ -65,7 +75,8 @@ class Caller:
                     if ended.code not in RETRIED:
                         # A job that is over may have been deleted meanwhile, as it was one of too many.
                         is_deleted = ended.code == grpc.StatusCode.NOT_FOUND and master.deletes_jobs
-                        if not may_be_wrong and not is_deleted:
+                        is_expected = expected is not None and expected in str(ended)
+                        if not may_be_wrong and not is_deleted and not is_expected:
                             self.checkers.refused_wrongly(f"{method} of {self.name}", ended)
                         raise
             await asyncio.sleep(self.world.rng.uniform(0.05, 0.5))
@@ -219,8 +230,19 @@ class Operator(Caller):
         self._submit(lambda: self.ask("JobService/Suspend", request))
 
     def resume(self) -> None:
-        request = job_pb2.JobServiceResumeRequest(name=JOB, request_id=self.request_id())
-        self._submit(lambda: self.ask("JobService/Resume", request))
+        async def ask() -> None:
+            request = job_pb2.JobServiceResumeRequest(name=JOB, request_id=self.request_id())
+            try:
+                await self.ask("JobService/Resume", request, expected=BUDGET_IS_SPENT)
+            except Ended as ended:
+                if BUDGET_IS_SPENT not in str(ended):
+                    raise
+                raised = job_pb2.JobServiceScaleRequest(
+                    name=JOB, scaling="budget=500", request_id=self.request_id()
+                )
+                await self.ask("JobService/Scale", raised)
+
+        self._submit(ask)
 
     def checkpoint(self) -> None:
         request = job_pb2.JobServiceCheckpointRequest(name=JOB, request_id=self.request_id())

@@ -208,6 +208,14 @@ def _straggler(state: JobState) -> str:
     return min(slow, default="")
 
 
+def spent_budget(state: JobState, now: float) -> Budget | None:
+    """Return the job's budget if it is spent; None if it is not, and without one."""
+    mode = mode_of(state)
+    if isinstance(mode, Budget) and cost.view(state, now).spent_micros >= mode.micros:
+        return mode
+    return None
+
+
 def suspends_if_spent(state: JobState) -> bool:
     """Request suspension of a job whose budget is spent, if so configured and possible; return whether it is.
 

@@ -137,6 +137,8 @@ def _suspend(ctx: DecisionContext) -> None:
 
 def _resume(ctx: DecisionContext) -> None:
     state = ctx.state
+    if state.phase in HALTED or state.scaling.suspends:
+        _require_budget(ctx)
     if state.suspending:
         ctx.touch()
         state.suspending = state.scaling.suspends = False
@@ -155,6 +157,24 @@ def _resume(ctx: DecisionContext) -> None:
     ctx.note(history.JobResumed(state.phase, state.reason))
     life.set_phase(ctx, "waiting", "resumed; no worker is there yet")
     ring.form_if_due(ctx)
+
+
+def _require_budget(ctx: DecisionContext) -> None:
+    """Raise Rejection if the job would suspend itself again at once, because its budget is spent."""
+    state = ctx.state
+    budget = autoscaling.spent_budget(state, ctx.now)
+    if budget is None or state.settings.over_budget != "suspend":
+        return
+    limit, spent = (
+        money_text(micros, state.settings.currency)
+        for micros in (budget.micros, cost.view(state, ctx.now).spent_micros)
+    )
+    raise Rejection(
+        "wrong_phase",
+        f"the budget of {limit} is spent: the job has cost {spent}",
+        hint="first: elastane scale JOB --auto budget=AMOUNT, with a higher amount or --over-budget cheapest",
+        phase=state.phase,
+    )
 
 
 def _cancel(ctx: DecisionContext, event: CancelRequested) -> None:

@@ -359,17 +359,21 @@ def _lost_again(record: WorkerRecord, event: WorkerJoined, is_other: bool) -> hi
 def _returned(ctx: DecisionContext, record: WorkerRecord, event: WorkerJoined) -> None:
     state, ring_state = ctx.state, ctx.state.ring
     record.session, record.awaited = event.session, False
-    resumed = record.role == "ring"
-    ctx.send(record.worker, Welcome(ring_state.generation, resumed, _reports_from(state, event)))
+    trains, reports_from = record.role == "ring", _reports_from(state, event)
+    if 0 < event.generation < record.joined_generation:
+        # The master before lost it and added it again. It knows of neither, and believes in its old ring.
+        ctx.send(record.worker, Welcome(record.joined_generation, False, reports_from))
+    else:
+        ctx.send(record.worker, Welcome(ring_state.generation, trains, reports_from))
     ctx.note(history.WorkerReturned(record.worker))
     running = ring_state.stage is Stage.RUNNING and event.generation == ring_state.generation
     is_member = ring_state.member(record.worker) is not None and event.holds_state
     if running and is_member and record.applied_step < event.applied_step <= state.steps.prepared + 1:
         held_state.proven(state, record, event.applied_step)
         ring.commit_applied(ctx)
-    if resumed and not ring_state.put_off:
+    if trains and not ring_state.put_off:
         messages.resend(ctx, record)
-    if resumed and not state.awaited():
+    if trains and not state.awaited():
         _settle(ctx)
 
 
@@ -392,6 +396,7 @@ def _add(ctx: DecisionContext, event: WorkerJoined) -> None:
         rendezvous_key=event.rendezvous_key,
         memory_bytes=unit_seconds.memory_believed(event.memory_bytes),
         follows=event.follows,
+        joined_generation=state.ring.generation,
     )
     cost.joined(state, state.workers[event.worker], ctx.now)
     ctx.send(event.worker, Welcome(state.ring.generation, False, _reports_from(state, event)))

@@ -35,20 +35,21 @@ HALTED: frozenset[Phase] = frozenset({"suspended", "max_wait_exceeded"})
 class WorkerRecord(msgspec.Struct):
     """A worker with a session, or awaited after a restart of the master.
 
-    joined_order: increases with each join. applied_step, holds_state: its weights, as far as held_state.py
-    accepts them. asked_generation, ready_generation: newest generation for which it was sent Prepare, and
-    answered. unanswered_since: when it was sent the first Prepare after its last answer; None if it owes
-    none. trainer_at: last sign of life of its trainer; None before its first ring. between_since: when it
-    entered user code between two steps; None inside a step. held_until: end of its quarantine, infinite if
-    permanent (quarantine.py). leave_by: shortly before its node is taken away, if known. device_type;
-    est_seconds: of an EST's part of a step on it, 0.0: not known; ests_max: ESTs that fit into its memory, 0:
-    not known; measured_at: when these last changed; step_seconds: of a step in the ring of step_generation
-    (balance.py). straggler: why it is slower than others on its device type, "compute", "data", "network" or
-    empty; rate_ratio: its rate divided by theirs; straggler_at: when these last changed (stragglers.py). In a
-    pipeline: units: held after applied_step steps, with holds_state (unit_holders.py); speed: of its device,
-    0.0: not known; memory_bytes: limit of its stage, 0: not known; units_at: when these last changed
-    (unit_seconds.py); links: bandwidth from other workers as last reported, in bytes per second; links_at:
-    time of that report (link_speeds.py). follows: it can follow a ring, or be followed (following.py).
+    joined_order: increases with each join. joined_generation: of the ring at that time. applied_step,
+    holds_state: its weights, as far as held_state.py accepts them. asked_generation, ready_generation: newest
+    generation for which it was sent Prepare, and answered. unanswered_since: when it was sent the first
+    Prepare after its last answer; None if it owes none. trainer_at: last sign of life of its trainer; None
+    before its first ring. between_since: when it entered user code between two steps; None inside a step.
+    held_until: end of its quarantine, infinite if permanent (quarantine.py). leave_by: shortly before its
+    node is taken away, if known. device_type; est_seconds: of an EST's part of a step on it, 0.0: not known;
+    ests_max: ESTs that fit into its memory, 0: not known; measured_at: when these last changed; step_seconds:
+    of a step in the ring of step_generation (balance.py). straggler: why it is slower than others on its
+    device type, "compute", "data", "network" or empty; rate_ratio: its rate divided by theirs; straggler_at:
+    when these last changed (stragglers.py). In a pipeline: units: held after applied_step steps, with
+    holds_state (unit_holders.py); speed: of its device, 0.0: not known; memory_bytes: limit of its stage, 0:
+    not known; units_at: when these last changed (unit_seconds.py); links: bandwidth from other workers as
+    last reported, in bytes per second; links_at: time of that report (link_speeds.py). follows: it can follow
+    a ring, or be followed (following.py).
     """
 
     worker: str
@@ -91,6 +92,7 @@ class WorkerRecord(msgspec.Struct):
     links: dict[str, float] = {}
     links_at: float = 0.0
     follows: bool = False
+    joined_generation: int = 0
 
     def asked(self, now: float) -> None:
         """Note a Prepare; further ones do not extend the time for an answer."""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from elastane_master.decisions import autoscaling, budget, effects, events, views
-from elastane_master.decisions.events import Rejection, ScaleRequested, SuspendRequested
+from elastane_master.decisions.events import Rejection, ResumeRequested, ScaleRequested, SuspendRequested
 from elastane_master.decisions.machine import JobMachine
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import describe
@@ -418,6 +418,33 @@ def test_a_budget_is_spent_while_workers_only_wait() -> None:
     assert job.state.phase == "suspended" and "the budget of 3.00 USD is spent" in job.state.reason
     spent = views.job_view(job.machine).cost.spent_micros  # type: ignore[union-attr]
     assert spent == pytest.approx(3_000_000, abs=2_000)
+
+
+def test_a_job_whose_budget_is_spent_is_resumed_once_the_budget_is_raised() -> None:
+    job = Scaled("", staircase, workers=3, workers_min=3, **PRICED)
+    job.do(ScaleRequested("", 0, 0, scaling="budget=3", over_budget="suspend"))
+    job.lose(job.state.ring.names()[0])
+    for worker in list(job.state.workers):
+        job.applied(worker, 0)
+    until(job, 100 + 6000)
+    assert job.state.phase == "suspended"
+    before = job.machine.snapshot()
+    with pytest.raises(Rejection, match=r"the budget of 3\.00 USD is spent: the job has cost 3\.00 USD"):
+        job.do(ResumeRequested("r"))
+    assert job.machine.snapshot() == before
+    job.do(ScaleRequested("", 0, 0, scaling="budget=4"))
+    job.do(ResumeRequested("s"))
+    assert job.state.phase == "waiting"
+
+
+def test_a_suspension_for_a_spent_budget_is_not_called_off_without_a_higher_one() -> None:
+    job = Scaled("budget=0.5", staircase, over_budget="suspend", **PRICED).steps(60)
+    assert job.state.suspending
+    with pytest.raises(Rejection, match="is spent"):
+        job.do(ResumeRequested("r"))
+    job.do(ScaleRequested("", 0, 0, scaling="budget=0.5", over_budget="cheapest"))
+    job.do(ResumeRequested("s"))
+    assert not job.state.suspending
 
 
 def test_a_budget_that_is_spent_in_a_long_step_suspends_the_job_at_its_end() -> None:

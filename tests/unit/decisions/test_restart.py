@@ -129,6 +129,25 @@ def test_a_step_that_a_lost_member_never_applied_is_committed_by_the_next_ring()
     assert job.state.steps.committed == 3
 
 
+def test_a_member_that_was_lost_and_added_again_before_the_restart_leaves_its_old_ring() -> None:
+    """Its stream broke and it said Hello again, and no answer of that master has reached it."""
+    job = running("a", "b", "c", workers_min=3)
+    job.steps(0, 2)
+    job.lose("c")
+    joined = job.generation
+    job.rejoin("c", 1, 2, session="c-2")
+    job.gather()
+    assert job.generation > joined and job.state.ring.member("c") is not None
+    job.take()
+    restarted(job)
+    job.rejoin("c", 1, 2, session="c-3")
+    welcome, *others = [message for worker, message in job.sent if worker == "c"]
+    assert welcome == effects.Welcome(joined, False, reports_from=2)
+    assert any(isinstance(message, effects.Prepare) for message in others)
+    come_back(job, "a", 1, 2)
+    assert job.take(effects.Welcome)["a"].resumed
+
+
 def test_a_process_started_anew_under_the_name_is_not_the_member() -> None:
     job = running("a", "b")
     job.steps(0, 3)

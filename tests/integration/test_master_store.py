@@ -75,6 +75,51 @@ async def test_appends_made_while_a_write_is_in_flight_share_the_next_one(store:
     assert await store.redis.xlen(KEYS.history) == 501
 
 
+async def test_appends_that_nobody_awaits_are_written_with_the_next_that_somebody_does(store: Store) -> None:
+    log, _ = await JobLog.open(store.redis, "j", NO_SNAPSHOTS)
+    log.start(bytes)
+    await log.append(b"first")  # this write carries the first snapshot
+    before = log.sequence
+    for record in numbered(20):
+        log.append(record, awaited=False)
+        await asyncio.sleep(0)  # the writer, if it were woken, would write here
+    assert log.sequence == before
+    await log.append(b"last")
+    assert log.sequence == before + 1
+    _, recovered = await JobLog.open(store.redis, "j")
+    assert recovered.records == [*numbered(20), b"last"]
+
+
+async def test_appends_that_nobody_awaits_are_written_soon_by_themselves_or_when_the_log_closes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = await JobLog.open(store.redis, "j", NO_SNAPSHOTS)
+    log.start(bytes)
+    await log.append(b"first")
+    log.append(b"alone", awaited=False)
+    async with patience.within(5):
+        while await store.redis.xlen(KEYS.log) < 1:
+            await asyncio.sleep(0.001)
+    monkeypatch.setattr("elastane_master.store.log._UNAWAITED_SECONDS", 3600.0)
+    for ask in (lambda: log.pending, log.settled, log.whole):
+        future = log.append(b"another", awaited=False)
+        assert not future.done()
+        asked = ask()
+        async with patience.within(5):
+            if asyncio.iscoroutine(asked):
+                await asked
+            else:
+                await future
+    log.append(b"large" * 2**20, awaited=False)
+    async with patience.within(5):
+        while log.durable < log.appended:
+            await asyncio.sleep(0.001)
+    log.append(b"at the end", awaited=False)
+    await log.close()
+    _, recovered = await JobLog.open(store.redis, "j")
+    assert recovered.snapshot == b"" and log.durable == log.appended
+
+
 async def test_a_future_resolves_only_after_the_owner_was_told_and_the_store_has_it(store: Store) -> None:
     seen: list[tuple[str, int]] = []
 

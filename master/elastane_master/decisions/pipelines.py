@@ -87,8 +87,10 @@ def memory_known(ctx: DecisionContext) -> None:
     """
     state = ctx.state
     model = state.signature.pipeline if state.signature else None
+    if model is None:  # called at every join: not for other jobs
+        return
     memory = max((one.memory_bytes for one in state.workers.values() if one.role == "ring"), default=0)
-    if model is None or not memory:
+    if not memory:
         return
     settings, profile = state.settings, stage_plans.profile_of(model)
     try:

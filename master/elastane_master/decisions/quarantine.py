@@ -28,6 +28,8 @@ DEATHS_FREE = 2
 FIRST_SECONDS = 2.0
 """Delay after the first death that is not free; each further death doubles it."""
 SECONDS_MAX = 120.0
+FOR_GOOD = math.inf
+"""`held_until` of a worker that stands by permanently."""
 WORKERS_MAX = 1000
 """Limit of remembered worker ids; those whose last death is oldest are forgotten."""
 
@@ -79,7 +81,7 @@ def receive(ctx: DecisionContext, record: WorkerRecord) -> None:
 def exclude(ctx: DecisionContext, record: WorkerRecord, step: int) -> None:
     """Hold back a worker that computes wrongly, permanently; a repaired machine returns under another id."""
     ctx.touch()
-    record.held_until = math.inf
+    record.held_until = FOR_GOOD
     barred = history.WorkerBarred(record.worker, step)
     record.reason = stands_by(barred)
     ctx.note(barred)
@@ -87,7 +89,7 @@ def exclude(ctx: DecisionContext, record: WorkerRecord, step: int) -> None:
 
 def for_good(record: WorkerRecord) -> bool:
     """True if a worker stands by permanently: a ring that would need it is not formed."""
-    return record.held_until == math.inf
+    return record.held_until == FOR_GOOD
 
 
 def held(state: JobState) -> frozenset[str]:

@@ -141,12 +141,17 @@ class DurableServer(LogListener, Generic[E]):
     def _log_closed(self) -> LogClosed:
         return LogClosed(f"the log of {self.log.job} is closed", job=self.log.job)
 
-    def _when_durable(self, action: Callable[[], None]) -> None:
-        """Run `action` when everything appended so far is durable, after the actions scheduled before it."""
+    def _when_durable(self, action: Callable[[], None], *, hurries: bool = True) -> None:
+        """Run `action` when everything appended so far is durable, after the actions scheduled before it.
+
+        hurries: False if it may wait for the log's next write.
+        """
         if not self._outbox and self.log.durable >= self.log.appended:
             action()
-        else:
-            self._outbox.append((self.log.appended, action))
+            return
+        self._outbox.append((self.log.appended, action))
+        if hurries:
+            self.log.hurry()
 
     def durable(self, position: int) -> None:
         while self._outbox and self._outbox[0][0] <= position:

@@ -371,7 +371,7 @@ class JobServer(DurableServer[AnyEvent]):
             self._bind(effect, event, previous)
             self.slots.bind(effect)
         if decision.durable:
-            self._when_durable(self.changed.announce)
+            self._when_durable(self.changed.announce, hurries=not _is_unanswered(event, decision))
             self.task_waiters.check()
             self._plan(self._plan_seconds)
         return decision
@@ -396,7 +396,9 @@ class JobServer(DurableServer[AnyEvent]):
             record = records.encode(stored) if decision.durable else None
             if record is not None:
                 self._transactions.keep(stored, record)
-            self.log.append(record, history, [(note.sequence, records.encode(note)) for note in notes])
+            events = [(note.sequence, records.encode(note)) for note in notes]
+            awaited = not _is_unanswered(stored.event, decision)
+            self.log.append(record, history, events, awaited=awaited)
         if notes:
             self._when_durable(partial(self._show, notes))
 
@@ -524,3 +526,8 @@ class JobServer(DurableServer[AnyEvent]):
 
     async def mended(self) -> None:
         await self._owner.store_mended(self)
+
+
+def _is_unanswered(event: AnyEvent, decision: Decision) -> bool:
+    """True for a report of a step that is not the last one: nothing leaves the master for it."""
+    return isinstance(event, StepReported) and not decision.effects

@@ -54,6 +54,10 @@ _REST_SECONDS = 0.05
 """Time without appends after which a larger snapshot is taken."""
 _LATE_SECONDS = 1.0
 """Longest time for which a larger snapshot waits for that, once it is due."""
+_UNAWAITED_SECONDS = 0.01
+"""Longest time for which an append that nobody waits for is not written."""
+_UNAWAITED_BYTES = 2**20
+"""Size from which such appends are written nevertheless, so that the last one of a step waits for little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,7 @@ class JobLog:
         self._options = options
         self._script = redis.pinned_script(WRITE, options.replicas)
         self._groups: deque[Group] = deque()
+        self._hurries = False
         self._kept = KeptGroups(options.kept_seconds, options.kept_bytes_max, self._commit, self._event)
         self._writing: Sequence[Group] = ()
         self._work: asyncio.Future[bool] | None = None
@@ -188,18 +193,24 @@ class JobLog:
 
         Await it through `shield`.
         """
-        for groups in (self._groups, self._writing):
-            if groups:
-                return groups[-1].durable
-        return None
+        if self._groups:
+            self.hurry()
+            return self._groups[-1].durable
+        return self._writing[-1].durable if self._writing else None
 
     def append(
         self,
         record: bytes | None,
         history: Sequence[bytes] = (),
         events: Sequence[NumberedEvent] = (),
+        *,
+        awaited: bool = True,
     ) -> asyncio.Future[None]:
         """Add a record, commits and events; the future resolves when they and all before them are durable.
+
+        awaited: False if nothing outside depends on it: it is written with the next append that is awaited,
+        or `_UNAWAITED_SECONDS` later. Of a step's N reports only the last one is answered, and a write costs
+        more than a report.
 
         The future is shared by all that goes into one write: await it through `asyncio.shield`. It raises
         Fenced if another master has taken the job over, LogClosed after `close`.
@@ -219,8 +230,17 @@ class JobLog:
         group.events.extend(events)
         self.appended += 1
         group.end = self.appended
-        self._wake()
+        if awaited or group.bytes >= _UNAWAITED_BYTES:
+            self.hurry()
+        elif len(group.records) == 1:
+            asyncio.get_running_loop().call_later(_UNAWAITED_SECONDS, self.hurry)
         return group.durable
+
+    def hurry(self) -> None:
+        """Write what was appended as soon as possible: somebody waits for it."""
+        if self._groups and not self._hurries:
+            self._hurries = True
+            self._wake()
 
     def snapshot_soon(self) -> None:
         """Make the next write carry a snapshot, regardless of the interval."""
@@ -231,6 +251,7 @@ class JobLog:
 
     async def settled(self) -> bool:
         """Wait until all appends so far are durable (True), or the store is known not to answer (False)."""
+        self.hurry()
         position, seen = self.appended, self._changed.count
         while self.durable < position and self.reachable and self.failure is None:
             seen = await self._changed.beyond(seen)
@@ -280,7 +301,8 @@ class JobLog:
                     await asyncio.sleep(0)  # callers resumed by the last write can join this one
                 timed_out = await self._wait_for_work()
                 asked = len(self._asked)
-                if self._groups or (self._dirty and (self._closing or self._snapshot_due())):
+                hurries = self._hurries or (self._closing and bool(self._groups))
+                if hurries or (self._dirty and (self._closing or self._snapshot_due())):
                     await self._write(self._take())
                 elif self._closing:
                     return
@@ -303,7 +325,7 @@ class JobLog:
 
     async def _wait_for_work(self) -> bool:
         """Wait for an append, or until a snapshot or check is due; True if the time ran out."""
-        if self._groups or self._closing or self._asked:
+        if self._hurries or self._closing or self._asked:
             return False
         timeout = self._options.check_seconds
         if self._dirty:
@@ -349,6 +371,7 @@ class JobLog:
         sequence = max(self.sequence, beyond) + 1
         if not (is_replacement or self._closing or self._snapshot_due()):
             group = self._groups.popleft()
+            self._hurries = bool(self._groups)
             self.log_bytes += group.bytes
             commit, event = self._numbers_after([group])
             batch, chain = b"", self._chain
@@ -362,7 +385,7 @@ class JobLog:
         place = Place(sequence, self.token, commit)
         snapshot, chain = encode_snapshot(self.job, place, self._chain, self._snapshot_source())
         self._groups.clear()
-        self._dirty = False
+        self._dirty = self._hurries = False
         took_seconds = time.monotonic() - started
         self.measures.snapshot_seconds.observe(took_seconds)
         # A snapshot that takes long is taken seldom: at most a twentieth of the time goes into it.

@@ -1,9 +1,10 @@
 """Plan of a running job: what other numbers of workers would change, from its workers' measurements. Pure.
 
-A step takes as long as the last worker needs for its ESTs, ceil(N / P) of c seconds each where all are
-alike, and then the rest: sums, the master's answer, the optimizer. c is known for each device type; the rest
-is known for the present ring, and taken to be the same for others. Of unlike workers the fastest come first,
-and further ones are taken to be of the type that most are of.
+A step takes as long as the last worker needs for its ESTs, ceil(N / P) of c + a seconds each where all are
+alike, and then the rest: sums, the master's answer, the optimizer. c, for computing, and a, for the script's
+code after it, are known for each device type; the rest is known for the present ring, and taken to be the
+same for others. What the script does once a step is part of the rest. Of unlike workers the fastest come
+first, and further ones are taken to be of the type that most are of.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class WorkerSpeed:
 
     ests: hosted now. generation, ring_workers: its ring, and the number of workers in it. est_seconds,
     est_spread_seconds: of one EST's part of a step, over est_steps steps. ring_step_seconds: of a whole step
-    in this ring, over ring_steps. ests_max: for which there is memory; 0: not known.
+    in this ring, over ring_steps. ests_max: for which there is memory; 0: not known. after_est_seconds: of
+    the script's code after each EST's part.
     """
 
     device_type: str
@@ -38,13 +40,20 @@ class WorkerSpeed:
     ring_step_seconds: float
     ring_steps: int
     ests_max: int = 0
+    after_est_seconds: float = 0.0
+
+    @property
+    def added_seconds(self) -> float:
+        """Seconds that each EST adds to a step."""
+        return self.est_seconds + self.after_est_seconds
 
 
 @dataclass(frozen=True)
 class DeviceSpeed:
     """One device type of the job: seconds of an EST's part of a step, and the data behind them.
 
-    ests_max: for which each of its workers has memory; 0: not known.
+    ests_max: for which each of its workers has memory; 0: not known. after_est_seconds: of the script's code
+    after an EST's part.
     """
 
     device_type: str
@@ -53,6 +62,12 @@ class DeviceSpeed:
     workers: int
     steps: int
     ests_max: int = 0
+    after_est_seconds: float = 0.0
+
+    @property
+    def added_seconds(self) -> float:
+        """Seconds that each EST adds to a step."""
+        return self.est_seconds + self.after_est_seconds
 
 
 @dataclass(frozen=True)
@@ -78,7 +93,7 @@ class JobPlan:
 
     device: the type that further workers are taken to be of; None: nothing was measured yet.
     devices: all types. workers: of the present ring. step_seconds: measured in it; None: not yet.
-    rest_seconds: part of it in which no EST is computed. rungs: by number of workers.
+    rest_seconds: part of it that no EST adds. rungs: by number of workers.
     """
 
     ests: int
@@ -113,13 +128,13 @@ def job_plan(
     if worker_hour is not None:
         check_amount("the price of a worker", worker_hour)
     devices = _devices(speeds)
-    device = max(devices, key=lambda known: (known.workers, -known.est_seconds), default=None)
+    device = max(devices, key=lambda known: (known.workers, -known.added_seconds), default=None)
     newest = max((speed.generation for speed in speeds), default=0)
     in_ring = [speed for speed in speeds if speed.generation == newest]
     whole = [speed.ring_step_seconds for speed in in_ring if speed.ring_steps]
     step_seconds = statistics.median(whole) if whole else None
-    computing = max((speed.ests * speed.est_seconds for speed in in_ring), default=0.0)
-    rest = max(0.0, step_seconds - computing) if step_seconds is not None else 0.0
+    turns = max((speed.ests * speed.added_seconds for speed in in_ring), default=0.0)
+    rest = max(0.0, step_seconds - turns) if step_seconds is not None else 0.0
     steps = (
         [] if device is None else _steps(ests, devices, device, Counter(one.device_type for one in in_ring))
     )
@@ -144,6 +159,7 @@ def _devices(speeds: Sequence[WorkerSpeed]) -> tuple[DeviceSpeed, ...]:
                 len(alike),
                 sum(speed.est_steps for speed in alike),
                 min((speed.ests_max for speed in alike if speed.ests_max), default=0),
+                statistics.median(speed.after_est_seconds for speed in alike),
             )
         )
     return tuple(found)
@@ -167,12 +183,12 @@ def _steps(
         (only,) = devices
         most = {workers: -(-ests // workers) for workers in ladder(ests)}
         return [
-            _Step(workers, count, count * only.est_seconds, not only.ests_max or count <= only.ests_max)
+            _Step(workers, count, count * only.added_seconds, not only.ests_max or count <= only.ests_max)
             for workers, count in most.items()
         ]
     limits = tuple(known.ests_max or ests for known in devices)
-    shape = Shape(ests, tuple(known.est_seconds for known in devices), limits)
-    fastest = sorted(range(len(devices)), key=lambda place: devices[place].est_seconds)
+    shape = Shape(ests, tuple(known.added_seconds for known in devices), limits)
+    fastest = sorted(range(len(devices)), key=lambda place: devices[place].added_seconds)
     order = [place for place in fastest for _ in range(present.get(devices[place].device_type, 0))]
     order += [devices.index(further)] * (ests - len(order))
     counts = [0] * len(devices)

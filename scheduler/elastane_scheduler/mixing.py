@@ -93,15 +93,19 @@ def _mixture(plan: JobPlan, own: DeviceSpeed, other: Other) -> Mixture:
         return Mixture(other, obstacle)
     if other.est_seconds is None:
         return Mixture(other)
-    shape = Shape(plan.ests, (own.est_seconds, other.est_seconds), (own.ests_max or plan.ests, plan.ests))
+    seconds = (own.est_seconds, other.est_seconds)
+    added = tuple(each + own.after_est_seconds for each in seconds)
+    shape = Shape(plan.ests, added, (own.ests_max or plan.ests, plan.ests))
     now, mixed = shape.level((plan.workers, 0)), shape.level((plan.workers, other.count))
     if now is None or mixed is None:
         return Mixture(other)
     alone_seconds, mixed_seconds = shape.levels[now][0], shape.levels[mixed][0]
     step_seconds = mixed_seconds + plan.rest_seconds
-    cost_max = alone_seconds / mixed_seconds
-    if cost_max < 1 + TOLERANCE:
-        cost_max = 1.0
+    cost_max, gain = 1.0, alone_seconds / mixed_seconds - 1
+    if gain >= TOLERANCE:
+        # Only computing takes longer at D2, not the script's code after it, which is the larger part where
+        # devices are fast: the slower type bounds the cost.
+        cost_max += gain * max(added) / max(seconds)
     return Mixture(other, "", step_seconds, (alone_seconds + plan.rest_seconds) / step_seconds, cost_max)
 
 

@@ -103,7 +103,15 @@ HANDOVER_BYTES = Metric(
 EST_SECONDS = Metric(
     "elastane_worker_est_seconds",
     "gauge",
-    "Time of one EST's part of a step on its device, the median of its last steps; 0: not known yet.",
+    "Time of one EST's part of a step on its device, to the end of its backward, the median of its last "
+    "steps; 0: not known yet.",
+    _WORKER,
+)
+AFTER_EST_SECONDS = Metric(
+    "elastane_worker_after_est_seconds",
+    "gauge",
+    "Time that an EST adds to a step by the script's code after its backward, the median of its last steps; "
+    "0: not known yet.",
     _WORKER,
 )
 RING_STEP_SECONDS = Metric(
@@ -135,6 +143,7 @@ GPU_MEMORY = Metric(
 METRICS: tuple[Metric, ...] = (
     AGENT_INFO, RUNNING, STARTS, RESTARTS, EXITS, NOTICES, MASTER_RESTARTS,
     STEP, GENERATION, ESTS, STEP_SECONDS, REPLAYED, REPLAY_SECONDS, DATA_WAIT, ALL_REDUCE_WAIT, PREPARED_WAIT,
-    RINGS, RING_CHANGE_SECONDS, HANDOVER_SECONDS, HANDOVER_BYTES, EST_SECONDS, RING_STEP_SECONDS,
+    RINGS, RING_CHANGE_SECONDS, HANDOVER_SECONDS, HANDOVER_BYTES, EST_SECONDS, AFTER_EST_SECONDS,
+    RING_STEP_SECONDS,
     CPU, MEMORY, GPU_USE, GPU_MEMORY,
 )  # fmt: skip

@@ -50,6 +50,7 @@ class WorkerFigures:
     ring_workers: int = 0
     est_seconds: float = 0.0
     est_seconds_spread: float = 0.0
+    after_est_seconds: float = 0.0
     est_steps: int = 0
     ring_step_seconds: float = 0.0
     ring_steps: int = 0
@@ -58,6 +59,7 @@ class WorkerFigures:
     est_rate_steps: int = 0
     usual_steps: int = 0
     usual_ests_seconds: float = 0.0
+    usual_after_seconds: float = 0.0
     usual_data_wait_seconds: float = 0.0
     usual_all_reduce_wait_seconds: float = 0.0
     usual_between_seconds: float = 0.0

@@ -167,7 +167,7 @@ class Masters:
         return progress
 
     async def _est_seconds(self, access: Access, job: job_pb2.Job) -> dict[str, float]:
-        """Return the seconds of one EST's part of a step, from workers that have measured it."""
+        """Return the seconds that each EST adds to a step, from workers that have measured them."""
         members = [each.worker_id for each in job.workers if each.state == job_pb2.WORKER_STATE_MEMBER]
         if job.phase != job_pb2.JOB_PHASE_RUNNING or not members:
             return {}
@@ -176,7 +176,11 @@ class Masters:
             response = await self._call(access, ring_pb2_grpc.RingServiceStub, "GetWorkerFigures", request)
         except (MasterAwayError, MasterRefusedError, _NotFoundError):
             return {}
-        return {name: each.est_seconds for name, each in response.figures.items() if each.est_steps}
+        return {
+            name: each.est_seconds + each.after_est_seconds
+            for name, each in response.figures.items()
+            if each.est_steps
+        }
 
     async def _call(self, access: Access, stub: Callable[[Any], Any], rpc: str, request: Message) -> Any:
         """Try each address once. Raises MasterAwayError, MasterRefusedError, _NotFoundError."""

@@ -1,6 +1,7 @@
 """Balances ESTs over workers of different speed: when unequal ranges pay off, and whether they did.
 
-Workers measure how long an EST's part of a step takes on their device (`WorkerFigures`). Workers of one
+Workers measure how long an EST's part of a step takes on their device, and the script's code after it
+(`WorkerFigures`): each EST that a worker hosts adds both to its step. Workers of one
 device type count as equally fast, so that noise moves no EST, unless one of them is far from the others, or a
 straggler (stragglers.py). If all are equally fast, or the speed of one is unknown, ranges are even. A ring
 that changes anyway gets the best ranges; only ranges are changed when
@@ -58,13 +59,16 @@ def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported)
     if event.device_type and not record.device_type:
         ctx.touch()
         cost.typed(ctx.state, record, event.device_type, ctx.now)
-    known, seconds = record.est_seconds, event.est_seconds
-    is_measured = event.est_steps >= EST_STEPS_MIN and _is_time(seconds)
+    after = event.after_est_seconds
+    known, seconds = record.added_seconds, event.est_seconds + after
+    is_measured = event.est_steps >= EST_STEPS_MIN and _is_time(event.est_seconds)
+    is_measured = is_measured and after >= 0 and _is_time(seconds)
     is_soon = known > 0 and ctx.now < record.measured_at + UPDATE_SECONDS
     has_changed = is_measured and not is_soon and abs(seconds - known) > CHANGE_FRACTION_MIN * known
     if has_changed:
         ctx.touch()
-        record.est_seconds, record.measured_at = seconds, ctx.now
+        record.est_seconds, record.after_est_seconds = event.est_seconds, after
+        record.measured_at = ctx.now
     _measured_memory(ctx, record, min(event.ests_max, ctx.state.settings.ests), is_soon)
     # Step times stay the same until a worker's speed changes, which is recorded anyway.
     if (
@@ -86,11 +90,14 @@ def _measured_memory(ctx: DecisionContext, record: WorkerRecord, ests_max: int, 
 
 
 def speeds(records: Sequence[WorkerRecord]) -> dict[str, float]:
-    """Return the seconds of an EST by worker, equal among similar workers; empty if one is unknown."""
+    """Return the seconds that an EST adds to a step by worker; empty if one is unknown.
+
+    Equal among similar workers.
+    """
     by_type: dict[str, list[float]] = {}
     for record in records:
-        if record.est_seconds:
-            by_type.setdefault(record.device_type, []).append(record.est_seconds)
+        if record.added_seconds:
+            by_type.setdefault(record.device_type, []).append(record.added_seconds)
     usual = {name: statistics.median_low(found) for name, found in by_type.items()}
     found = {record.worker: _speed(record, usual.get(record.device_type, 0.0)) for record in records}
     slowest, fastest = max(found.values(), default=0.0), min(found.values(), default=0.0)
@@ -227,7 +234,7 @@ def ring_step_seconds(state: JobState) -> float | None:
 
 
 def _speed(record: WorkerRecord, usual: float) -> float:
-    own = record.est_seconds
+    own = record.added_seconds
     is_slow = record.straggler in ("compute", "data")
     if own and (is_slow or max(own, usual) > UNLIKE_FACTOR * min(own, usual)):
         return own

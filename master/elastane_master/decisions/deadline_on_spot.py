@@ -98,7 +98,7 @@ def measured(state: JobState, settings: JobSettings) -> SpotBook:
     longest.
     """
     members, book, ests = state.active_members(), state.scaling.spot, settings.ests
-    known = [record.est_seconds for record in members if record.est_seconds]
+    known = [record.added_seconds for record in members if record.added_seconds]
     whole, rests = balance.ring_step_seconds(state), dict(book.rests)
     if members and whole is not None:
         hosted = max(member.end - member.start for member in state.ring.members)

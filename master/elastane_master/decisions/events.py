@@ -192,9 +192,9 @@ class StepReported(Event, frozen=True, tag=True):
 class AppliedReported(Event, frozen=True, tag=True):
     """From a Heartbeat.
 
-    device_type, est_seconds, est_steps, ring_generation, ring_step_seconds, ring_steps, ests_max: as in
-    WorkerFigures, whose generation may be older than the heartbeat's (balance.py). straggler, rate_ratio:
-    what follows from the rates in these and earlier figures (stragglers.py). first_unit,
+    device_type, est_seconds, after_est_seconds, est_steps, ring_generation, ring_step_seconds, ring_steps,
+    ests_max: as in WorkerFigures, whose generation may be older than the heartbeat's (balance.py). straggler,
+    rate_ratio: what follows from the rates in these and earlier figures (stragglers.py). first_unit,
     unit_forward_seconds, unit_backward_seconds, overheads, memory_bytes: of a pipeline, as in WorkerFigures
     (unit_seconds.py), as are link_workers and link_bytes_per_second (link_speeds.py).
     """
@@ -221,6 +221,7 @@ class AppliedReported(Event, frozen=True, tag=True):
     link_bytes_per_second: tuple[float, ...] = ()
     forward_overhead_seconds: float = 0.0
     backward_overhead_seconds: float = 0.0
+    after_est_seconds: float = 0.0
 
 
 class CheckReported(Event, frozen=True, tag=True):

@@ -27,5 +27,5 @@ def _step_seconds(state: JobState) -> float | None:
     parts = []
     for member in state.ring.members:
         record = state.workers.get(member.worker)  # None: it has left, and the next ring is not formed yet
-        parts.append((member.end - member.start) * record.est_seconds if record is not None else 0.0)
+        parts.append((member.end - member.start) * record.added_seconds if record is not None else 0.0)
     return max(parts) if parts and all(parts) else None

@@ -42,14 +42,14 @@ class WorkerRecord(msgspec.Struct):
     before its first ring. between_since: when it entered user code between two steps; None inside a step.
     held_until: end of its quarantine, infinite if permanent (quarantine.py). leave_by: shortly before its
     node is taken away, if known. device_type; est_seconds: of an EST's part of a step on it, 0.0: not known;
-    ests_max: ESTs that fit into its memory, 0: not known; measured_at: when these last changed; step_seconds:
-    of a step in the ring of step_generation (balance.py). straggler: why it is slower than others on its
-    device type, "compute", "data", "network" or empty; rate_ratio: its rate divided by theirs; straggler_at:
-    when these last changed (stragglers.py). In a pipeline: units: held after applied_step steps, with
-    holds_state (unit_holders.py); speed: of its device, 0.0: not known; memory_bytes: limit of its stage, 0:
-    not known; units_at: when these last changed (unit_seconds.py); links: bandwidth from other workers as
-    last reported, in bytes per second; links_at: time of that report (link_speeds.py). follows: it can follow
-    a ring, or be followed (following.py).
+    after_est_seconds: of the script's code that follows it; ests_max: ESTs that fit into its memory, 0: not
+    known; measured_at: when these last changed; step_seconds: of a step in the ring of step_generation
+    (balance.py). straggler: why it is slower than others on its device type, "compute", "data", "network" or
+    empty; rate_ratio: its rate divided by theirs; straggler_at: when these last changed (stragglers.py). In a
+    pipeline: units: held after applied_step steps, with holds_state (unit_holders.py); speed: of its device,
+    0.0: not known; memory_bytes: limit of its stage, 0: not known; units_at: when these last changed
+    (unit_seconds.py); links: bandwidth from other workers as last reported, in bytes per second; links_at:
+    time of that report (link_speeds.py). follows: it can follow a ring, or be followed (following.py).
     """
 
     worker: str
@@ -93,6 +93,12 @@ class WorkerRecord(msgspec.Struct):
     links_at: float = 0.0
     follows: bool = False
     joined_generation: int = 0
+    after_est_seconds: float = 0.0
+
+    @property
+    def added_seconds(self) -> float:
+        """Seconds that each EST that it hosts adds to a step; 0.0: not known."""
+        return self.est_seconds + self.after_est_seconds
 
     def asked(self, now: float) -> None:
         """Note a Prepare; further ones do not extend the time for an answer."""

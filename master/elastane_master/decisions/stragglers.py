@@ -150,15 +150,17 @@ def _holds_state(state: JobState, members: Sequence[Member]) -> bool:
 
 
 def _speeds(state: JobState, members: Sequence[Member]) -> dict[str, float]:
-    """Return the seconds of an EST by worker; empty if one is unknown.
+    """Return the seconds that an EST adds to a step by worker; empty if one is unknown.
 
-    A slow network delays a step independent of the worker's number of ESTs: it counts as a delay of each.
+    A slow network delays a step independent of the worker's number of ESTs: it counts as a delay of each, and
+    the worker's ratio as that of their computing.
     """
     records = [state.workers[member.worker] for member in members]
     known = balance.speeds(records)
     for record in records:
         if known and record.straggler == "network" and record.rate_ratio > 0:
-            known[record.worker] /= record.rate_ratio
+            after = min(record.after_est_seconds, known[record.worker])
+            known[record.worker] = (known[record.worker] - after) / record.rate_ratio + after
     return known
 
 

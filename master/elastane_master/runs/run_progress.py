@@ -69,8 +69,8 @@ def _speeds(job: JobState, hosts: Mapping[str, list[str]], runners: Mapping[str,
             there = [name for name in alike if runners[name].device_type == worker.device_type][:1]
         if not there and len(runners) == 1:
             there = list(runners)
-        if worker.est_seconds and there:
-            found[there[0]].append(worker.est_seconds)
+        if worker.added_seconds and there:
+            found[there[0]].append(worker.added_seconds)
     return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 

@@ -131,6 +131,7 @@ _EVENTS = Codec(
             "between_steps": Field("phase", read=partial(eq, ring_pb2.TRAINER_PHASE_BETWEEN)),
             "device_type": _DEVICE_TYPE,
             "est_seconds": Field("figures.est_seconds"),
+            "after_est_seconds": Field("figures.after_est_seconds"),
             "est_steps": Field("figures.est_steps"),
             "ring_generation": Field("figures.generation"),
             "ring_step_seconds": Field("figures.ring_step_seconds"),
@@ -233,6 +234,7 @@ def rate_report(figures: ring_pb2.WorkerFigures) -> Report:
         figures.usual_data_wait_seconds,
         figures.usual_all_reduce_wait_seconds,
         figures.usual_between_seconds,
+        figures.usual_after_seconds,
     )
     device_type = shown(figures.device_type, characters_max=DEVICE_CHARACTERS_MAX)
     return Report(device_type, figures.ests, figures.est_rates, figures.est_rate_steps, usual)

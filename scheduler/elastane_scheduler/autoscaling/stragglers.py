@@ -1,7 +1,8 @@
 """Stragglers: workers of a ring that are slower than others on the same type of device, and why. Pure.
 
 A sample is one step of one worker: its rate in ESTs per second over the rate of the middle worker of its
-device type. Samples are averaged exponentially, from the first one on:
+device type. The rate is of computing alone: between its turns a worker with a single EST runs none of the
+script's code, so that no other could be as fast. Samples are averaged exponentially, from the first one on:
 
     ratio = sample                                  of the first
     ratio = ratio + 0.1 (sample - ratio)            of each later one; n equal ones weigh 1 - 0.9^n
@@ -128,7 +129,8 @@ class Usual(msgspec.Struct, frozen=True):
     """A worker's usual step (medians) in the ring of `generation`. steps: it is taken of; 0: not known yet.
 
     est_seconds: its ESTs, with waiting for their batches: data_seconds. all_reduce_seconds: waiting for the
-    sums of all workers. between_seconds: its own code between two steps.
+    sums of all workers. between_seconds: its own code between two steps. after_seconds: its own code after
+    backward.
     """
 
     generation: int = 0
@@ -137,11 +139,12 @@ class Usual(msgspec.Struct, frozen=True):
     data_seconds: float = 0.0
     all_reduce_seconds: float = 0.0
     between_seconds: float = 0.0
+    after_seconds: float = 0.0
 
     @property
     def step_seconds(self) -> float:
         """Time of a step whose parts are known."""
-        return self.est_seconds + self.all_reduce_seconds + self.between_seconds
+        return self.est_seconds + self.after_seconds + self.all_reduce_seconds + self.between_seconds
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -315,7 +318,7 @@ def _add(known: _Known, est_seconds: float, data_seconds: float, middle: _UsualS
 
 def _is_sound(report: Report) -> bool:
     usual = report.usual
-    times = (usual.est_seconds, usual.data_seconds, usual.all_reduce_seconds, usual.between_seconds)
+    times = msgspec.structs.astuple(usual)[2:]
     return (
         report.ests > 0
         and report.est_samples >= 0

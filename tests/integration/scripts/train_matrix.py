@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--busy-seconds", type=float, default=0.0, help="what a mini-batch costs besides")
     args = parser.parse_args()
     busy_seconds = float(os.environ.get("BUSY_SECONDS", args.busy_seconds))  # for one worker alone
+    after_seconds = float(os.environ.get("AFTER_SECONDS", "0"))  # what follows optimizer.step(), in each turn
     slowed = Path(os.environ.get("SLOWED_BY", "/nowhere"))  # while it is there, a mini-batch costs twice
 
     job = elastane.init(seed=args.seed)
@@ -88,6 +89,7 @@ def main() -> None:
             nn.utils.clip_grad_norm_(net.parameters(), 0.5)
             optimizer.step()
             warmup.step()
+            time.sleep(after_seconds)
         decay.step()
 
 

@@ -66,6 +66,20 @@ def test_each_number_of_workers_that_pays_has_a_line(master: FakeMaster) -> None
     assert now.split()[:3] == ["2", "≤", "2"]
 
 
+def test_the_scripts_code_after_backward_is_a_part_of_each_turn(master: FakeMaster) -> None:
+    for figures in master.figures.values():
+        figures.est_seconds, figures.after_est_seconds = 0.2, 0.3
+    document = json.loads(plan(master, "--json").stdout)
+    assert document["devices"][0]["after_est_seconds"] == 0.3
+    assert [rung["step_seconds"] for rung in document["rungs"]] == [2.25, 1.25, 0.75]
+    text = plan(master).stdout
+    assert "200.0 ms for a logical worker's part of a step" in text
+    assert "300.0 ms of the script's code after it" in text
+    for figures in master.figures.values():
+        figures.after_est_seconds = 0.0001
+    assert "script's code" not in plan(master).stdout
+
+
 def test_workers_that_make_no_step_shorter_are_named(master: FakeMaster) -> None:
     for figures in master.figures.values():
         figures.ring_workers = 3

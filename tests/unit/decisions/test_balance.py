@@ -124,6 +124,15 @@ def test_a_worker_far_from_its_type_counts_by_itself() -> None:
     assert found == {"a": 0.1, "b": 0.1, "c": 0.2} or found == {"a": 0.11, "b": 0.11, "c": 0.2}
 
 
+def test_code_after_each_est_takes_as_long_on_a_fast_device() -> None:
+    """A device that computes twice as fast does not take twice the share."""
+    known = [record("a", "t4", 0.2), record("b", "h100", 0.1)]
+    assert balance.speeds(known) == {"a": 0.2, "b": 0.1}
+    for one in known:
+        one.after_est_seconds = 0.2
+    assert balance.speeds(known) == pytest.approx({"a": 0.4, "b": 0.3})
+
+
 def test_a_newcomer_of_a_known_type_is_as_fast_as_that_and_of_an_unknown_one_leaves_ranges_even() -> None:
     known = [record("a", "t4", 0.2), record("b", "h100", 0.05)]
     assert balance.speeds([*known, record("new", "t4", 0.0)]) == {"a": 0.2, "b": 0.05, "new": 0.2}
@@ -464,6 +473,8 @@ def test_what_cannot_be_a_time_is_no_news(seconds: float) -> None:
     job = Unlike()
     job.beats(0.0)
     assert not job.beat("fast", seconds, seconds)
+    if seconds:
+        assert not job.beat("fast", 0.1, after_est_seconds=seconds)
     assert job.state.workers["fast"].est_seconds == 0.1
     assert job.state.workers["fast"].step_seconds == 0.0
 
@@ -477,6 +488,7 @@ def test_a_job_of_the_version_before_has_even_ranges_and_no_history_of_changes()
         for name in (
             "device_type",
             "est_seconds",
+            "after_est_seconds",
             "measured_at",
             "step_seconds",
             "step_generation",

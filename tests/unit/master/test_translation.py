@@ -404,7 +404,8 @@ def test_what_a_worker_says_of_its_rate_is_read_and_one_that_says_nothing_has_no
         usual_data_wait_seconds=0.1,
         usual_all_reduce_wait_seconds=0.2,
         usual_between_seconds=0.3,
+        usual_after_seconds=0.5,
     )
-    usual = Usual(3, 31, 0.4, 0.1, 0.2, 0.3)
+    usual = Usual(3, 31, 0.4, 0.1, 0.2, 0.3, 0.5)
     assert rate_report(figures) == Report("T4\N{REPLACEMENT CHARACTER}[2J", 4, 120.5, 7, usual)
     assert rate_report(ring_pb2.WorkerFigures()).ests == 0

@@ -57,6 +57,30 @@ def test_each_rung_is_faster_than_the_one_before_and_none_is_missing(
         assert rung.ests_most == -(-ests // workers)
 
 
+@pytest.mark.parametrize("ests", [1, 4])
+def test_the_scripts_code_after_each_part_is_run_as_often_as_the_part(ests: int) -> None:
+    """A script that sleeps 50 ms after optimizer.step(), beside 3 ms of computing."""
+    measured = {"est_seconds": 0.003, "after_est_seconds": 0.05, "ring_step_seconds": ests * 0.053 + 0.01}
+    plan = job_plan(8, [speed(ests, 8 // ests, **measured)] * (8 // ests))
+    assert plan.rest_seconds == pytest.approx(0.01)
+    assert [(rung.workers, pytest.approx(rung.step_seconds)) for rung in plan.rungs] == [
+        (1, 0.434),
+        (2, 0.222),
+        (3, 0.169),
+        (4, 0.116),
+        (8, 0.063),
+    ]
+
+
+def test_unlike_devices_share_the_scripts_code_too() -> None:
+    after = {"after_est_seconds": 0.1, "ring_step_seconds": 0.65}
+    slow = speed(2, 2, device_type="t4", est_seconds=0.2, **after)
+    plan = job_plan(5, [speed(3, 2, **after), slow])
+    assert plan.rest_seconds == pytest.approx(0.05)
+    assert plan.rungs[0].step_seconds == pytest.approx(5 * 0.2 + 0.05)
+    assert plan.rungs[1].step_seconds == pytest.approx(0.6 + 0.05)
+
+
 def test_limits_of_the_job_are_kept() -> None:
     plan = job_plan(16, [speed(4, 4)] * 4, workers_min=3, workers_max=8)
     assert [rung.workers for rung in plan.rungs] == [3, 4, 6, 8]

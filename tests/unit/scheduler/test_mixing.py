@@ -26,6 +26,16 @@ def test_devices_of_another_type_take_a_part_of_the_ests() -> None:
     assert found.obstacle == ""
 
 
+def test_d2_slows_computing_down_and_not_the_scripts_code_after_it() -> None:
+    one = WorkerSpeed(FAST, 4, 3, 2, 0.1, 0.01, 31, 0.85, 9, after_est_seconds=0.1)
+    (found,) = mixtures(job_plan(8, [one] * 2), [Other(SLOW, 2, 0.2)])
+    # Alone four ESTs on each worker; with the slow ones 3 + 3 + 1 + 1: 0.6 s for three.
+    assert found.step_seconds == pytest.approx(0.65)
+    assert found.cost_max is not None
+    costs = [max(3 * (cost * 0.1 + 0.1), cost * 0.2 + 0.1) for cost in (1.0, found.cost_max)]
+    assert costs[0] == pytest.approx(0.6) and 0.7 < costs[1] <= 0.8
+
+
 def test_where_nothing_is_gained_d2_only_costs() -> None:
     (found,) = mixtures(plan(), [Other(SLOW, 8, 10.0)])
     assert found.cost_max == 1.0 and found.speedup == pytest.approx(1.0)

@@ -283,6 +283,28 @@ def test_code_between_steps_is_no_slow_network() -> None:
     assert ring.slow == {}
 
 
+def test_code_after_backward_of_a_worker_with_more_ests_is_no_slow_network() -> None:
+    """Three turns of 50 ms beside 3 ms of computing, for which a worker with one EST waits."""
+    ring = Ring("a", "b", "c")
+    for _ in range(20):
+        for worker, ests, waits in (("a", 4, 0.0), ("b", 1, 0.159), ("c", 1, 0.159)):
+            ring.rates[worker] += 10 / 0.003
+            ring.samples[worker] += 10
+            usual = Usual(1, 31, ests * 0.003, 0.0, waits, 0.0, ests * 0.05)
+            ring.report(worker, usual, ests=ests)
+    assert ring.slow == {}
+
+
+def test_a_leader_that_logs_after_each_step_has_no_slow_network() -> None:
+    ring = Ring("a", "b")
+    for _ in range(20):
+        for worker, waits, after in (("a", 0.0, 0.3), ("b", 0.3, 0.0)):
+            ring.rates[worker] += 10 / 0.1
+            ring.samples[worker] += 10
+            ring.report(worker, Usual(1, 31, 0.4, 0.0, waits, 0.0, after))
+    assert ring.slow == {}
+
+
 def test_a_change_of_all_that_is_seen_first_of_one_makes_no_straggler() -> None:
     ring = Ring("a", "b", "c")
     ring.steps([0.1] * 3, 20)
@@ -334,6 +356,7 @@ def test_times_that_cannot_be_change_nothing(wrong: float) -> None:
         assert ring.report("a", est_rates=wrong, est_samples=1000) == ring.verdicts["a"]
         ring.report("b", Usual(1, 31, 0.4, wrong))
         ring.report("c", Usual(1, 31, 0.4, 0.0, wrong))
+        ring.report("c", Usual(1, 31, 0.4, 0.0, 0.1, 0.0, wrong))
     ring.report("a", ests=0)
     ring.report("a", est_samples=-1)
     ring.steps([0.1] * 3, 20)

@@ -63,8 +63,6 @@ class StepCollectives:
         self._given_up = ""
         #: Total time spent waiting for sums after backward.
         self.waited_seconds = 0.0
-        #: Called in each step when this worker's last backward is over.
-        self.backward_ended: Callable[[], None] = lambda: None
 
     # ------------------------------------------------------------------ the ring
 
@@ -173,7 +171,6 @@ class StepCollectives:
         used: map of parameters that some EST of this worker used, replaced by the whole ring's; None: all
         are. Returns why the step's collectives failed, or None.
         """
-        self.backward_ended()
         message = self._message
         if message is not None and self._packing.total_bytes:
             self._submit(partial(self._spread, message.flat), backward_done=True)

@@ -25,7 +25,7 @@ The averages are views of memory that the next step's all-reduce writes to, as w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import or_
 from typing import Any
@@ -95,6 +95,8 @@ class Reducer:
             param.register_post_accumulate_grad_hook(partial(self._take, index))
             for index, param in enumerate(self._params)
         ]
+        #: Called when the backward of a mini-batch is over, before its step is reported.
+        self.backward_ended: Callable[[], None] = lambda: None
         #: Why the step's all-reduce failed, or None. Reset by `drop` and a new step.
         self.failure: RingError | None = None
 
@@ -402,6 +404,7 @@ class Reducer:
             backward.callback_queued = False
             return
         backward.complete = True
+        self.backward_ended()
         if not backward.guest:
             self._used = bytearray(map(or_, self._used, backward.arrived))
         if not backward.sync:

@@ -206,11 +206,13 @@ class ElasticJob(Job):
     @property
     def stepped(self) -> bool:  # type: ignore[override]
         """True if this turn has applied the global step in this worker."""
-        est_step = self._trainer.steps.est_step if self._trainer is not None else None
-        if est_step is None:
+        steps = self._trainer.steps if self._trainer is not None else None
+        if steps is None or steps.est_step is None:
             return False
-        est_step.asked_stepped = True
-        return est_step.applied
+        steps.est_step.asked_stepped = True
+        if steps.est_step.applied:
+            steps.once_began()
+        return steps.est_step.applied
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
         self._check_unprepared("prepare")

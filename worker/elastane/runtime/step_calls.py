@@ -39,6 +39,7 @@ class ElasticCalls:
             steps.before_optimizer(original, *args, *kwargs.values())
             result = original(*args, **kwargs)
             steps.watch.after_step()
+            steps.after_optimizer()
             return result
         finally:
             steps.gradients_used()

@@ -50,7 +50,7 @@ class StepRunner:
         )
         self._speed = StepSpeed(device, parts.figures)
         self._memory = EstMemory(device, parts.reducer.params, parts.figures)
-        self._reducer.collectives.backward_ended = self._speed.backward_ended
+        self._reducer.backward_ended = self._speed.backward_ended
         #: The step has no turns but those of this worker's ESTs.
         self._is_ordinary = True
         #: The states of generators are those last captured: only code of ours has run since.
@@ -78,6 +78,7 @@ class StepRunner:
             if not self._reducer.backward_done:
                 self._refuse_next(est_step)
             self._end_batch(est_step)
+        self._speed.turns_ended()
         applied = self._is_captured = finish(self._body.end())
         self.est_step = None
         if applied:
@@ -101,6 +102,7 @@ class StepRunner:
     def _begin_batch(self, est_step: EstStep) -> Any:
         """Put the EST's context in place before its first mini-batch, and return the next one."""
         parts = self._parts
+        self._speed.mini_batch_began()
         self.est_step = est_step
         first, guest = est_step.micro == 0, est_step.guest is not None
         if first:
@@ -189,6 +191,14 @@ class StepRunner:
         if self.est_step is not None and isinstance(owner, torch.optim.Optimizer):
             given = tuple(argument for argument in arguments if argument is not None)
             self._parts.feed.before_step(self.est_step.step, owner, given)
+
+    def after_optimizer(self) -> None:
+        """Note that the method of an optimizer or of a GradScaler has returned."""
+        self._speed.optimizer_stepped()
+
+    def once_began(self) -> None:
+        """Note that the script has asked `job.stepped`, and that it is true."""
+        self._speed.once_began()
 
     def log(self, values: dict[str, Any]) -> None:
         """Record values of the EST and step now running, as part of the committed history.

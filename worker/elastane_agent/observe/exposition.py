@@ -90,6 +90,7 @@ def _add_worker(samples: _Samples, worker: str, figures: WorkerFigures) -> None:
         (known.RING_CHANGE_SECONDS, figures.ring_change_seconds),
         (known.HANDOVER_SECONDS, figures.handover_seconds),
         (known.EST_SECONDS, figures.est_seconds),
+        (known.AFTER_EST_SECONDS, figures.after_est_seconds),
         (known.RING_STEP_SECONDS, figures.ring_step_seconds),
         (known.CPU, figures.cpu_seconds),
         (known.MEMORY, figures.resident_bytes),

@@ -341,6 +341,7 @@ def _plan(found: job_pb2.Job, figures: Mapping[str, ring_pb2.WorkerFigures], *, 
             ring_step_seconds=known.ring_step_seconds,
             ring_steps=known.ring_steps,
             ests_max=known.ests_max,
+            after_est_seconds=known.after_est_seconds,
         )
         for known in figures.values()
         if known.ests

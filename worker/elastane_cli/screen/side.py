@@ -186,6 +186,7 @@ def _figures(figures: ring_pb2.WorkerFigures) -> list[Text]:
         for label, seconds in (
             ("data wait", figures.usual_data_wait_seconds),
             ("reduce wait", figures.usual_all_reduce_wait_seconds),
+            ("script code", figures.usual_after_seconds),
         ):
             lines.append(_share(label, seconds, figures.ring_step_seconds))
     if figures.steps_replayed:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Rungs shown without --all.
 RUNGS_SHOWN = 16
+#: Fraction of what a logical worker adds to a step from which the script's code after backward is shown.
+AFTER_SHOWN_FRACTION = 0.05
 
 
 def steps_left(job: job_pb2.Job) -> int | None:
@@ -108,6 +110,7 @@ def plan_to_plain(plan: JobPlan, currency: str, mixed: Sequence[Mixture] = ()) -
                 "device_type": known.device_type,
                 "est_seconds": known.est_seconds,
                 "spread_seconds": known.spread_seconds,
+                "after_est_seconds": known.after_est_seconds,
                 "workers": known.workers,
                 "steps": known.steps,
                 "ests_max": known.ests_max,
@@ -158,11 +161,7 @@ def plan_parts(job: job_pb2.Job, plan: JobPlan, *, every: bool) -> list[Renderab
         ]
     parts: list[RenderableType] = [f"{name}  {plan.ests} logical workers on {_counted(plan.workers)}"]
     parts += scaling
-    parts += [
-        f"{_device(known)}: {_seconds(known.est_seconds)} for a logical worker's part of a step "
-        f"(± {_seconds(known.spread_seconds)}; {_counted(known.workers)}, {known.steps} steps)"
-        for known in plan.devices
-    ]
+    parts += [_measured(known) for known in plan.devices]
     if len(plan.devices) > 1:
         parts.append(
             "unlike devices: fewer workers are the fastest of these; "
@@ -181,6 +180,16 @@ def plan_parts(job: job_pb2.Job, plan: JobPlan, *, every: bool) -> list[Renderab
         parts.append(f"{len(plan.rungs) - len(shown)} more with --all")
     parts.append(_next_step(plan))
     return parts
+
+
+def _measured(known: DeviceSpeed) -> str:
+    line = (
+        f"{_device(known)}: {_seconds(known.est_seconds)} for a logical worker's part of a step "
+        f"(± {_seconds(known.spread_seconds)}; {_counted(known.workers)}, {known.steps} steps)"
+    )
+    after = known.after_est_seconds
+    is_shown = after >= AFTER_SHOWN_FRACTION * known.added_seconds
+    return f"{line}; {_seconds(after)} of the script's code after it" if is_shown and after else line
 
 
 def _table(

@@ -320,6 +320,12 @@ class PipelineRunner:
     def before_optimizer(self, *_: object) -> None:
         """Do nothing: no newcomer follows a pipeline."""
 
+    def after_optimizer(self) -> None:
+        """Do nothing: a member has one turn in a step, and others do not compute the same."""
+
+    def once_began(self) -> None:
+        """Do nothing, as in `after_optimizer`."""
+
     def gradients_used(self) -> None:
         """Do nothing."""
 

@@ -325,6 +325,7 @@ def test_the_agent_tells_of_its_workers(seen: Seen) -> None:
     assert agent.value("elastane_agent_worker_exits_total", outcome="killed") == 1
     survivor, newcomer = {"worker": seen.survivor}, {"worker": seen.killed}
     assert agent.value("elastane_worker_est_seconds", **survivor) > 0
+    assert agent.value("elastane_worker_after_est_seconds", **survivor) > 0
     assert agent.value("elastane_worker_ring_step_seconds", **survivor) > 0
     sent = agent.value("elastane_worker_handover_bytes_total", direction="sent", **survivor)
     received = agent.value("elastane_worker_handover_bytes_total", direction="received", **newcomer)

@@ -27,8 +27,8 @@ class WorkerFigures:
     steps done again. all_reduce_wait_seconds: from the end of backward until the sums are complete.
     prepared_wait_seconds: from then until the master lets the step be applied. data_wait_seconds: waiting for
     batches. ring_change_seconds: from Go until the ring trains, hand-over included. device_type and all that
-    follow it: written by `StepSpeed`, in a pipeline by `PipelineSpeed`; cpu_seconds and what follows: by
-    `ResourceUse`, with each heartbeat.
+    follow it: written by `StepSpeed`, in a pipeline by `PipelineSpeed`; cpu_seconds, resident_bytes, gpu_use,
+    gpu_bytes: by `ResourceUse`, with each heartbeat.
     """
 
     step: int = 0
@@ -50,7 +50,6 @@ class WorkerFigures:
     ring_workers: int = 0
     est_seconds: float = 0.0
     est_seconds_spread: float = 0.0
-    after_est_seconds: float = 0.0
     est_steps: int = 0
     ring_step_seconds: float = 0.0
     ring_steps: int = 0
@@ -59,7 +58,6 @@ class WorkerFigures:
     est_rate_steps: int = 0
     usual_steps: int = 0
     usual_ests_seconds: float = 0.0
-    usual_after_seconds: float = 0.0
     usual_data_wait_seconds: float = 0.0
     usual_all_reduce_wait_seconds: float = 0.0
     usual_between_seconds: float = 0.0
@@ -78,6 +76,8 @@ class WorkerFigures:
     resident_bytes: int = 0
     gpu_use: float = 0.0
     gpu_bytes: int = 0
+    after_est_seconds: float = 0.0
+    usual_after_seconds: float = 0.0
 
     def step_done(self, seconds: float, *, replayed: bool) -> None:
         """Count an applied step that took `seconds`. replayed: it was done again."""

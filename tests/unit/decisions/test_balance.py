@@ -131,6 +131,8 @@ def test_code_after_each_est_takes_as_long_on_a_fast_device() -> None:
     for one in known:
         one.after_est_seconds = 0.2
     assert balance.speeds(known) == pytest.approx({"a": 0.4, "b": 0.3})
+    fresh = record("new", "h100", 0.0)
+    assert balance.speeds([*known, fresh]) == pytest.approx({"a": 0.4, "b": 0.3, "new": 0.3})
 
 
 def test_a_newcomer_of_a_known_type_is_as_fast_as_that_and_of_an_unknown_one_leaves_ranges_even() -> None:
@@ -473,6 +475,7 @@ def test_what_cannot_be_a_time_is_no_news(seconds: float) -> None:
     job = Unlike()
     job.beats(0.0)
     assert not job.beat("fast", seconds, seconds)
+    job.now += balance.UPDATE_SECONDS
     if seconds:
         assert not job.beat("fast", 0.1, after_est_seconds=seconds)
     assert job.state.workers["fast"].est_seconds == 0.1

@@ -269,6 +269,17 @@ def test_a_slow_network_is_no_matter_of_ests_but_of_another_worker() -> None:
     assert job.told(history.StragglerReplaced)[0].cause == "network"
 
 
+def test_a_slow_network_delays_computing_and_not_the_scripts_code_after_it() -> None:
+    job = Job()
+    job.join("e")
+    job.now += balance.PAUSE_SECONDS
+    job.beats("c", "network", 0.5, after_est_seconds=9 * C, ring_step_seconds=44.4 * C)
+    job.go_on(2)
+    (found,) = job.told(history.StragglerReplaced)
+    assert found.rate_before == pytest.approx(1 / (44.4 * C))
+    assert found.rate_after == pytest.approx(1 / (40.4 * C))
+
+
 @pytest.mark.parametrize("change", [1e9, 0.0])
 def test_what_costs_more_than_it_saves_is_left(change: float) -> None:
     job = Job()

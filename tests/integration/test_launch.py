@@ -94,6 +94,19 @@ def test_a_killed_process_starts_all_again_and_a_signal_ends_them(
     assert [len(ranks) for ranks in lives(tmp_path).values()] == [2, 2]
 
 
+def test_a_launch_under_nohup_outlives_its_terminal(launch: Callable[..., Run], tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which the launch inherits, as from nohup
+    try:
+        run = launch("--workers", "1", script=QUICK_SCRIPT)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_for_life(run, tmp_path, 0, 1)
+    run.signal(signal.SIGHUP)
+    run.signal(signal.SIGTERM)
+    assert run.end() == 143, run.said()
+    assert "SIGTERM" in run.said() and "SIGHUP" not in run.said()
+
+
 def test_bad_input_is_refused_before_anything_starts(
     launch: Callable[..., Run], hosts: Callable[[str], str], tmp_path: Path
 ) -> None:

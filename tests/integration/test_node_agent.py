@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,9 +30,11 @@ signal.pause()
 
 
 class Node:
-    """One node's agent with that worker."""
+    """One node's agent with that worker. prefix: of its command line."""
 
-    def __init__(self, *options: str, worker: str = WORKER, **variables: str) -> None:
+    def __init__(
+        self, *options: str, worker: str = WORKER, prefix: Sequence[str] = (), **variables: str
+    ) -> None:
         command = [
             sys.executable,
             "-m",
@@ -43,7 +46,11 @@ class Node:
             worker,
         ]
         self.process = subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": PATH, **variables}, stdout=subprocess.PIPE, text=True
+            [*prefix, *command],
+            env={**os.environ, "PYTHONPATH": PATH, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def line(self) -> str:
@@ -59,8 +66,8 @@ class Node:
 def node() -> Iterator[Callable[..., Node]]:
     nodes: list[Node] = []
 
-    def start(*options: str, worker: str = WORKER, **variables: str) -> Node:
-        nodes.append(Node(*options, worker=worker, **variables))
+    def start(*options: str, **given: Any) -> Node:
+        nodes.append(Node(*options, **given))
         return nodes[-1]
 
     yield start
@@ -86,6 +93,17 @@ def test_a_hang_up_drains_the_worker(node: Callable[..., Node], number: int) -> 
     started.process.send_signal(number)
     assert started.line() == "left -1 False"
     assert started.process.wait(30) == 80
+
+
+def test_under_nohup_a_hang_up_ends_nothing(node: Callable[..., Node]) -> None:
+    started = node("--spot", "none", prefix=("nohup",))
+    assert started.line() == "up"
+    started.process.send_signal(signal.SIGHUP)
+    started.process.send_signal(signal.SIGTERM)
+    assert started.process.wait(30) == 80
+    assert started.process.stderr is not None
+    said = started.process.stderr.read()
+    assert "SIGTERM: the worker drains" in said and "SIGHUP" not in said
 
 
 def test_who_does_not_leave_in_time_is_killed(node: Callable[..., Node]) -> None:

@@ -98,7 +98,7 @@ class Launcher:
 
     def run(self) -> int:
         """Run until all processes have finished, or are given up; return the exit code."""
-        with signal_handlers(STOP_SIGNALS, lambda number, _: self._events.put(_Signalled(number))):
+        with signal_handlers(STOP_SIGNALS, self._signalled, keep_ignored=True):
             try:
                 self._discover()
                 self._perform(self._policy.tick(time.monotonic()))
@@ -114,6 +114,9 @@ class Launcher:
         return self._code
 
     # ------------------------------------------------------------------ events
+
+    def _signalled(self, number: int, _: object) -> None:
+        self._events.put(_Signalled(number))
 
     def _run_once(self) -> None:
         due = self._policy.next_due()

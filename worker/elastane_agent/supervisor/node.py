@@ -57,7 +57,7 @@ class Node:
 
     def run(self) -> int:
         """Supervise the worker until it has ended; return the exit code."""
-        with signal_handlers(STOP_SIGNALS, lambda number, _: self._events.put(_Signalled(number))):
+        with signal_handlers(STOP_SIGNALS, self._signalled, keep_ignored=True):
             try:
                 self._child.start()
                 self._notices.start(self._events.put, lambda text: _say(text))
@@ -68,6 +68,9 @@ class Node:
                 self._child.kill_group()
                 self._child.wait()
         return self._code
+
+    def _signalled(self, number: int, _: object) -> None:
+        self._events.put(_Signalled(number))
 
     def _run_once(self) -> None:
         due = self._policy.next_due()

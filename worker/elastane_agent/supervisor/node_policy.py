@@ -33,7 +33,8 @@ class NodePolicy:
     def signalled(self, now: float, name: str) -> list[Action]:
         """React to a signal: the first drains the worker, the next kills it.
 
-        SIGHUP counts too: it means that the connection to the supervisor is gone.
+        SIGHUP counts too: it means that the connection to the supervisor is gone. Under nohup, which is meant
+        to outlive that, the process ignores it.
         """
         if self._draining:
             return self._kill()

@@ -23,9 +23,9 @@ from hypothesis.strategies import SearchStrategy
 from elastane.slots import frames
 from elastane.slots.access import Wanted
 from elastane.slots.connection import PsConnection, Reply, connect
+from elastane.slots.conversations import Pulling, bounded
 from elastane.slots.frames import Inspect, Pull, Pulled, PulledSlot, PullSlot, SlotFrameError, encode
 from elastane.slots.handshake import admit
-from elastane.slots.slot_client import _Pulling, bounded
 from elastane.slots.wire import read_header, read_into, read_prefix
 from elastane_common.errors import ElastaneError
 from elastane_proto.rendezvous import group_secret
@@ -180,7 +180,7 @@ def test_answers_of_a_parameter_server_that_lies(lying: tuple[str, list[bytes]])
     def fuzz(data: bytes) -> None:
         answers[:] = [data]
         asked = PsConnection(address, SECRET)
-        pulling = _Pulling(SPEC, 1, {slot: Wanted(True, []) for slot in range(SPEC.slots)})
+        pulling = Pulling(SPEC, 1, {slot: Wanted(True, []) for slot in range(SPEC.slots)})
         slots = sorted(pulling.open)
         header, body = pulling.request(GENERATION, slots)
         with suppress(SlotFrameError):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from elastane.slots import slot_client
+from elastane.slots import slot_client, slot_requests
 from elastane.slots.access import PulledSlots, PushedTask, PushOutcome, Wanted
 from elastane.slots.frames import PsMemoryError, SlotFrameError
 from elastane.slots.map_message import ToldMap
@@ -227,7 +227,7 @@ def test_dense_tensors_that_do_not_fit_are_refused_and_taken_where_they_do(
     monkeypatch.setattr(slot_client, "REFUSED_SECONDS", 0.2)
     needed = max(2 * sum(SPEC.layout(slot).initial_sections) for slot in range(SPEC.slots))
     left = [needed - 1]
-    monkeypatch.setattr(slot_client, "REQUEST_BYTES_MAX", 1)  # each slot in a request of its own
+    monkeypatch.setattr(slot_requests, "REQUEST_BYTES_MAX", 1)  # each slot in a request of its own
     monkeypatch.setattr(Room, "left_bytes", lambda room: left[0])
     master = FakeMaster(SPEC)
     master.add("ps-0")
@@ -241,7 +241,7 @@ def test_dense_tensors_that_do_not_fit_are_refused_and_taken_where_they_do(
 
 
 def test_large_requests_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_client, "REQUEST_BYTES_MAX", 1000)
+    monkeypatch.setattr(slot_requests, "REQUEST_BYTES_MAX", 1000)
     with cluster(SPEC, 2) as (master, worker), client_of(master) as client:
         assert train(client, master, 0).kind == "done"
         worker.refresh()

@@ -85,6 +85,7 @@ def test_only_a_slow_worker_is_a_straggler_and_plans_count_code_after_steps(tmp_
         slowed_by.touch()
         cluster.wait_for(lambda job: stragglers(job) == {SLOW}, what="the straggler")
         slowed_by.unlink()
+        cluster.wait_for(lambda job: not stragglers(job), what="the straggler's recovery")
 
         cluster.client.scale_job(cluster.job, 1, 1)
         job = trains(4)

@@ -20,6 +20,7 @@ from elastane_common.artifact_mark import check_mark
 from elastane_common.code_archive import ArchiveError
 from elastane_common.errors import ElastaneError
 from elastane_common.gpus import VISIBLE
+from elastane_proto.rank_variables import Framework
 from elastane_proto.v1 import training_pb2
 from elastane_runner.algorithms import Algorithm
 from elastane_runner.archive import ArchiveLimits
@@ -27,7 +28,6 @@ from elastane_runner.code_folder import CodeCache, CodeError, clone, make_readab
 from elastane_runner.engine import AttemptPlan, CodeSource, RankPlan, SecretKey
 from elastane_runner.environment import (
     Endpoint,
-    Framework,
     LaunchSpec,
     LaunchSpecError,
     check_parameter,

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from elastane_proto.rank_variables import VARIABLES, Framework
 from elastane_runner.environment import (
     ENVIRONMENT_BYTES_MAX,
     INSTANCES_MAX,
     RESERVED_PREFIX,
     VARIABLE_BYTES_MAX,
-    VARIABLES,
     Endpoint,
-    Framework,
     LaunchSpec,
     LaunchSpecError,
     environment,

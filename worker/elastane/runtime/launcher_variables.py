@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 from elastane.script_source.places import OWN_PACKAGES, place_of, script_frame
 from elastane.script_source.plain_libraries import own_strategy_error, plain_library_error
 from elastane_common.errors import ElastaneError, UnsupportedError
-from elastane_common.launcher_variables import LAUNCHER_VARIABLES
+from elastane_proto.launcher_variables import LAUNCHER_VARIABLES
 
 _ALLOW: Final = (
     "; or elastane.init(..., distributed_calls=True), if the answers of a single process are intended"

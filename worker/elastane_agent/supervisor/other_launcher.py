@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from elastane_common.errors import RefusedError
-from elastane_common.launcher_variables import RANK_VARIABLES, TORCHRUN_PREFIX
+from elastane_proto.launcher_variables import RANK_VARIABLES, TORCHRUN_PREFIX
 
 #: Variables with the number of ranks that a launcher has started, and the launcher's name.
 _RANKS: Final = {"WORLD_SIZE": "torchrun, or another launcher of ranks", "OMPI_COMM_WORLD_SIZE": "mpirun"}

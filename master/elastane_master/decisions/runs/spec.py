@@ -15,6 +15,8 @@ import msgspec
 
 from elastane_master.decisions.events import Rejection
 from elastane_proto.job_settings import SECONDS_MAX, JobSettings
+from elastane_proto.launcher_variables import LAUNCHER_VARIABLES
+from elastane_proto.rank_variables import VARIABLES
 from elastane_scheduler.autoscaling.modes import Deadline, parse_mode
 from elastane_scheduler.errors import InvalidSettings
 
@@ -37,30 +39,8 @@ RETRIES_DEFAULT = 3
 GRACE_SECONDS = 30.0
 GRACE_SECONDS_MAX = 3600.0
 
-SERVICE_VARIABLES = frozenset(
-    {
-        "WORLD_SIZE",
-        "RANK",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "JOB_ID",
-        "JOB_ATTEMPT",
-        "ALGORITHM_NAME",
-        "MODEL_NAME",
-        "TRAINING_DATASET_ID",
-        "TRAINING_DATASET_VERSION_HASH",
-        "TRAINING_DATA_URL",
-        "MODEL_URL",
-        "CHECKPOINT_URL",
-        "METADATA_STORE",
-        "TRAINING_PARAMETERS",
-        "TF_CONFIG",
-    }
-)
-"""Variables that the service sets for instances."""
+SERVICE_VARIABLES = frozenset({*LAUNCHER_VARIABLES, *(variable.name for variable in VARIABLES)})
+"""Variables that the service, or a launcher within a run, sets for instances."""
 SYSTEM_VARIABLES = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "IFS", "ENV", "BASH_ENV"})
 """Variables by which a parameter could change what is executed."""
 RESERVED_PREFIXES = ("ELASTANE_", "HOROVOD_", "LD_", "PYTHON", "DYLD_", "GLIBC_", "MALLOC_")

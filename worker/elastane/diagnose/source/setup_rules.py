@@ -18,7 +18,7 @@ from elastane.diagnose.source.reading import (
 from elastane.script_source import ClassSource, carried_attributes, with_bases
 from elastane.script_source.names import Function
 from elastane.script_source.words import SEEDS
-from elastane_common.launcher_variables import LAUNCHER_VARIABLES
+from elastane_proto.launcher_variables import LAUNCHER_VARIABLES
 
 _SEEDERS = ("torch", "torch.cuda", "random", "numpy.random", "np.random", "")
 _SHARDED = (

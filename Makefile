@@ -14,6 +14,7 @@
 # make test-wheel-container    the wheel in an empty Debian container: pip install, demo, verify, with their seconds; needs
 #                              podman, and root and debootstrap or a root file system in ELASTANE_TEST_DEBIAN
 # make test-frameworks    scripts of other training libraries in a ring, with the real libraries from PyPI
+# make frameworks-table    a table of some of them: lines changed, sha256 beside their own DDP runs: ONLY=part of a name
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
 # make pipeline-parity    every cut of small models into pipelines beside stock DDP, under five minutes: ONLY=model one
 # make controls    each detector switched off in turn: the script that it refuses then has other bits; ONLY=words
@@ -62,7 +63,7 @@ SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 SERVICE_SIM  := PYTHONPATH=tests $(BIN)/python -m service_sim
 SLOT_SIM     := PYTHONPATH=tests $(BIN)/python -m slot_sim
 
-.PHONY: demo service-demo fidelity test collect test-slow test-further test-all gallery test-kube test-images test-containers test-frameworks test-quick test-wheel test-wheel-container test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
+.PHONY: demo service-demo fidelity test collect test-slow test-further test-all gallery test-kube test-images test-containers test-frameworks frameworks-table test-quick test-wheel test-wheel-container test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
     service-sim service-mutants slot-sim slot-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps release release-notes clean
@@ -121,6 +122,10 @@ test-containers: $(VENV)/.installed
 test-frameworks: $(VENV)/.installed
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[integrations,hydra]'
 	ELASTANE_TEST_FRAMEWORKS=1 $(BIN)/python -m pytest tests/frameworks -rs
+
+frameworks-table: $(VENV)/.installed
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[integrations,hydra]'
+	PYTHONPATH=tests $(BIN)/python -m frameworks.table $(if $(ONLY),--only "$(ONLY)")
 
 test-quick: $(VENV)/.installed
 	$(BIN)/python tools/compatibility.py --here --jobs $(JOBS)

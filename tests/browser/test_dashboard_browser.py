@@ -80,6 +80,9 @@ async def test_a_job_is_followed_steered_and_read_by_keyboard(tmp_path: Path) ->
         await expect(page.locator("tr[data-kind=worker_lost]")).to_be_visible()
         await expect(page.locator("svg.timeline .sign.death")).to_have_count(1)
         await expect(page.locator("#incidents .lost")).to_contain_text(re.compile(r"a lost \d+\.\d s ago"))
+        # The times of steps are a table, and as each part it is reached by keyboard.
+        await expect(page.locator("#steps tbody tr")).to_have_count(1)
+        await expect(page.locator("#steps svg.bar")).to_be_visible()
         # On a wide window, what changes seldom is beside what happens.
         events, workers = [await page.locator(f"#{one}").bounding_box() for one in ("events", "workers")]
         assert events is not None and workers is not None

@@ -36,7 +36,7 @@ from integration.dashboard_support import (
 )
 from integration.master_support import Worker, serving_master, store_down
 from integration.security_support import Certificates, entry, standard_tokens, token_of
-from integration.test_master_sessions import RING, SIGNATURE, duration, get_job
+from integration.test_master_sessions import RING, SIGNATURE, duration, form_ring, get_job, report
 
 STRICT = ("default-src 'none'", "script-src 'self'", "style-src 'self'", "form-action 'self'")
 
@@ -251,6 +251,26 @@ async def test_a_kill_is_seen_live(tmp_path: Path) -> None:
         async with patience.within(20):
             while host.watchers:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_death_has_its_cost_and_steps_their_times(tmp_path: Path) -> None:
+    async with dashboard_master(tmp_path) as (_, channel, base), Browser(base) as browser:
+        await create_job(channel)
+        first, second = Worker(channel, "a"), Worker(channel, "b")
+        await train(channel, first, steps=3)
+        await second.hello(RING, signature=SIGNATURE)
+        first.call.cancel()
+        go = await form_ring(second)
+        assert "ring formed again" in (page := (await browser.get("/jobs/j"))[1]) and "cost <b>" not in page
+        await second.send(step_report=report(go, go.resume_step))
+        await second.receive("prepared")
+        applied = go.resume_step + 1
+        await second.send(heartbeat=ring_pb2.Heartbeat(generation=go.generation, applied_step=applied))
+        async with patience.within(20):
+            while "cost <b>" not in (page := (await browser.get("/jobs/j"))[1]):
+                await asyncio.sleep(0.05)
+        assert re.search(r"<b>a</b> lost [\d.]+ s ago, cost <b>[\d.]+ m?s</b>, ring formed again", page)
+        assert re.search(r"2 steps, [\d.]+ m?s on average; 50 % at most", page)
 
 
 async def test_the_list_of_jobs_is_live(tmp_path: Path) -> None:

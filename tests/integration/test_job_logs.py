@@ -177,6 +177,11 @@ def test_the_agent_reports_its_workers_and_the_command_shows_them(tmp_path: Path
             shown = elastane("logs", "--master", port, "--worker", "w0")
             assert shown.stdout == "hello from w0\n\x1b[2Jlast words\n", shown.stderr
             assert shown.stderr == "[w0: ended by SIGKILL]\n"
+            assert elastane("logs", "--master", port, "--worker", "").exit_code == 2
+            assert (
+                "no output of worker 'w9'"
+                in elastane("logs", "--master", port, "--worker", "w0", "--worker", "w9").stderr
+            )
             as_json = elastane("logs", "script", "--master", port, "--json", "-n", "1").stdout.splitlines()
             assert [json.loads(line).get("line") for line in as_json] == ["\x1b[2Jlast words", None]
             assert event.reason == "w0 ended by SIGKILL; its last words: hello from w0\n\ufffd[2Jlast words"
@@ -184,3 +189,69 @@ def test_the_agent_reports_its_workers_and_the_command_shows_them(tmp_path: Path
     finally:
         run.close()
     assert (logs / "w0.log").read_text() == "hello from w0\n\x1b[2Jlast words\n"
+
+
+async def test_several_workers_are_shown_each_with_its_name(tmp_path: Path) -> None:
+    async with job(tmp_path) as (master, channel):
+        for worker in ("w0", "w1", "w2"):
+            await report(channel, worker, 0, f"of {worker}", ended=KILLED)
+        wanted = (
+            "logs",
+            "j",
+            "--master",
+            master.address,
+            "--worker",
+            "w2",
+            "--worker",
+            "w0",
+            "--worker",
+            "w2",
+        )
+        shown = await asyncio.to_thread(elastane, *wanted)
+        assert sorted(shown.stdout.splitlines()) == ["[w0] of w0", "[w2] of w2"], shown.stderr
+        await job_pb2_grpc.JobServiceStub(channel).Cancel(job_pb2.JobServiceCancelRequest(name="j"))
+        followed = await asyncio.to_thread(elastane, *wanted, "--follow")
+        assert sorted(followed.stdout.splitlines()) == ["[w0] of w0", "[w2] of w2"], followed.stderr
+
+
+def test_with_a_full_disk_below_log_dir_the_training_goes_on_and_the_loss_is_told_once(
+    tmp_path: Path,
+) -> None:
+    script, logs, gate = tmp_path / "script.py", tmp_path / "logs", tmp_path / "gate"
+    os.mkfifo(gate)
+    script.write_text(
+        "import elastane, torch\n"
+        "job = elastane.init(seed=1)\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "data = torch.utils.data.TensorDataset(torch.ones(8, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model, optimizer, loader = job.prepare(model, optimizer, torch.utils.data.DataLoader(data))\n"
+        "for epoch in job.epochs(2):\n"
+        "    for (x,) in loader:\n"
+        "        print('a line that does not fit', flush=True)\n"
+        "        optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()\n"
+        f"    epoch or open({str(gate)!r}).read()\n"
+    )
+    logs.mkdir()
+    (logs / "w0.log").symlink_to("/dev/full")
+    run = Run("--ests", "1", "--log-dir", str(logs), "--state-dir", str(tmp_path / "state"), str(script))
+    try:
+        run.until("log_files_incomplete")
+        with MasterClient(run.of("job_created")[0]["message"].rpartition(" ")[2]) as client:
+            for event in client.events("script", follow=True):
+                if event.kind == "log_files_incomplete":
+                    break
+            assert event.reason.startswith(f"output of workers is missing in {logs} on ")
+            gate.write_text("")
+            for event in client.events("script", follow=True):
+                if event.kind == "job_succeeded":
+                    break
+            kinds = [event.kind for event in client.events("script")]
+            assert kinds.count("log_files_incomplete") == 1 and event.step == 16
+        assert run.end() == 0
+        [told] = run.of("log_files_incomplete")
+        assert (
+            told["kind"] == "warning" and "No space left on device; the training goes on" in told["message"]
+        )
+    finally:
+        run.close()

@@ -69,7 +69,9 @@ class ChildProcess:
     """A child process that cannot outlive the thread that started it.
 
     name: passed to `on_line`. command: the program and its arguments. on_line(name, stream, text): called
-    for each line of output, from the child's thread. log: a file to which output is appended instead.
+    for each line of output, from the child's thread. on_bytes(name, stream, data): called before it with the
+    bytes as they were read, and with none at the end of a stream. log: a file to which output is appended
+    instead.
     on_exit(child, status): called once, from the child's thread, after the last line. death_signal: the
     signal that the kernel sends the child when the parent ends. listens: it has a standard input, to which
     `tell` writes; else that is empty.
@@ -83,6 +85,7 @@ class ChildProcess:
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
         on_line: Callable[[str, Stream, str], None] | None = None,
+        on_bytes: Callable[[str, Stream, bytes], None] | None = None,
         log: Path | None = None,
         on_exit: Callable[[ChildProcess, ExitStatus], None] | None = None,
         death_signal: int = signal.SIGKILL,
@@ -93,7 +96,7 @@ class ChildProcess:
         self._command = list(command)
         self._environment = dict(os.environ if environment is None else environment)
         self._directory = directory
-        self._on_line = on_line
+        self._on_line, self._on_bytes = on_line, on_bytes
         self._log = log
         self._on_exit = on_exit
         self._death_signal = death_signal
@@ -237,11 +240,15 @@ class ChildProcess:
         if self._oom is not None:
             self._oom.look()
         stream, splitter = pipes[pipe]
+        if self._on_bytes is not None:
+            self._on_bytes(self.name, stream, data)
         self._hand_on(stream, splitter.feed(data))
         return True
 
     def _end_of(self, pipes: dict[IO[bytes], tuple[Stream, LineSplitter]], pipe: IO[bytes]) -> None:
         stream, splitter = pipes.pop(pipe)
+        if self._on_bytes is not None:
+            self._on_bytes(self.name, stream, b"")
         self._hand_on(stream, splitter.flush())
         pipe.close()
 

@@ -17,12 +17,14 @@ from elastane_master.dashboard.output_facts import workers_with_output
 from elastane_master.dashboard.resource_facts import ResourceRow, resource_rows
 from elastane_master.dashboard.slot_facts import SlotFacts, slot_facts
 from elastane_master.dashboard.stage_facts import StageFacts, stage_facts
+from elastane_master.dashboard.step_times import StepTimes, step_times
 from elastane_master.dashboard.timeline import affordable, mark_kind
 from elastane_master.decisions.contexts import parts_bytes
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import JobView, ProgressView, job_view, list_tasks, progress_views
 from elastane_master.jobs import records
+from elastane_master.jobs.commit_gaps import CommitGaps, Cost
 from elastane_master.jobs.curves import Bucket, Curves
 from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.job_servers import JobServers
@@ -128,6 +130,10 @@ class JobFacts:
     #: Newest first, and restarts of the master after all others; the number of further ones in `notes`.
     incidents: tuple[Incident, ...]
     incidents_left_out: int
+    #: By the number of an incident's event: what it cost, where steps were committed before and after it.
+    costs: dict[int, Cost]
+    #: None: no step followed another yet.
+    step_times: StepTimes | None
     #: The first ones by name.
     curves: dict[str, list[Bucket]]
     curves_left_out: int
@@ -156,10 +162,12 @@ class Gatherer:
         missing: list[str] = []
         kept = self._kept_notes(server)
         logged: tuple[dict[str, list[Bucket]], int] = ({}, 0)
+        gaps: tuple[CommitGaps] | None = None
         if await self._read(_settled(server), "what is shown may not be stored yet", missing):
             await self._read(kept.catch_up(self._jobs), "older events are left out", missing)
             if curves := await self._read(self._metrics.curves(server), "no logged values", missing):
                 logged = _shown(curves[0])
+                gaps = await self._read(self._metrics.gaps(server), "no costs of incidents", missing)
         notes = kept.all()
         machine, now = server.machine, server.clock()
         view = job_view(machine, now)
@@ -178,6 +186,8 @@ class Gatherer:
             notes=tuple(notes),
             incidents=tuple(incidents[:INCIDENTS_SHOWN]),
             incidents_left_out=max(len(incidents) - INCIDENTS_SHOWN, 0),
+            costs=gaps[0].costs(sorted(incidents, key=lambda one: one.sequence)) if gaps else {},
+            step_times=step_times(server.counters.step_seconds.distribution()),
             curves=logged[0],
             curves_left_out=logged[1],
             stages=stage_facts(server, view.pipeline),

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from elastane_master.dashboard import curve_drawing, drawing, resource_facts, sparklines, words
+from elastane_master.dashboard import curve_drawing, drawing, resource_facts, sparklines, step_times, words
 from elastane_master.dashboard.actions import ACTIONS, Action
 from elastane_master.dashboard.asked import JobQuery, JobsQuery, page_number
 from elastane_master.dashboard.comparison import common_series, figures
@@ -37,7 +37,7 @@ from elastane_scheduler.autoscaling.modes import mode_text
 
 PARTS: Final = (
     "summary", "incidents", "actions", "timeline", "stages", "slots", "curves", "events", "workers",
-    "resources", "queues", "cost", "contexts",
+    "resources", "steps", "queues", "cost", "contexts",
 )  # fmt: skip
 """Parts of a job's page; each has its own template, and is sent again when it has changed."""
 
@@ -333,6 +333,7 @@ def _environment() -> Environment:
         smoothings=curve_drawing.SMOOTHINGS,
         spark_width=resource_facts.SPARK_WIDTH,
         spark_height=resource_facts.SPARK_HEIGHT,
+        bar_width=step_times.BAR_WIDTH,
         row=drawing.ROW,
         ACTIONS=ACTIONS,
         GLYPHS=drawing.GLYPHS,

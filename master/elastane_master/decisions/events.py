@@ -145,6 +145,14 @@ class StreamLost(Event, frozen=True, tag=True):
     reason: str
 
 
+class FilesIncomplete(Event, frozen=True, tag=True):
+    """An agent could not write all output of its workers to files. Fields as in `LogFilesIncomplete`."""
+
+    host: str
+    location: str
+    why: str
+
+
 class ExitReported(Event, frozen=True, tag=True):
     """An agent has seen a worker's process end other than it should have. Fields as in `WorkerExited`."""
 
@@ -480,6 +488,7 @@ AnyEvent = (
     WorkerJoined
     | StreamLost
     | ExitReported
+    | FilesIncomplete
     | ReadyReported
     | LoadedReported
     | StepReported

@@ -31,6 +31,7 @@ from elastane_master.decisions.effects import Done, Drain, Welcome
 from elastane_master.decisions.events import (
     ByeReported,
     ExitReported,
+    FilesIncomplete,
     LeavingReported,
     MasterStarted,
     Rejection,
@@ -126,6 +127,11 @@ def stream_lost(ctx: DecisionContext, event: StreamLost) -> None:
 def exit_reported(ctx: DecisionContext, event: ExitReported) -> None:
     """Record how a worker's process ended; its death is decided by the end of its stream."""
     ctx.note(history.WorkerExited(event.worker, event.how, event.out_of_memory, event.last_words))
+
+
+def files_incomplete(ctx: DecisionContext, event: FilesIncomplete) -> None:
+    """Record that files with workers' output lack some of it."""
+    ctx.note(history.LogFilesIncomplete(event.host, event.location, event.why))
 
 
 def evict(ctx: DecisionContext, record: WorkerRecord, reason: str) -> bool:

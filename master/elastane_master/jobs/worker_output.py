@@ -19,6 +19,8 @@ from elastane_master.signals import Signal
 
 WORKER_OVERHEAD_BYTES: Final = 500
 """Counted for each worker beside its lines, so that workers without any are bounded, too."""
+AGENTS_REMEMBERED: Final = 1000
+"""Of those whose files are incomplete: the latest."""
 LINES_AT_ONCE: Final = 200
 """Lines of one piece for a reader."""
 
@@ -90,6 +92,7 @@ class WorkerOutputs:
     memory: str = field(default_factory=lambda: uuid.uuid4().hex)
     _workers: OrderedDict[str, _Worker] = field(default_factory=OrderedDict)
     _size_bytes: int = 0
+    _incomplete: deque[str] = field(default_factory=lambda: deque(maxlen=AGENTS_REMEMBERED))
 
     @property
     def workers(self) -> list[str]:
@@ -138,6 +141,13 @@ class WorkerOutputs:
         known.ended = ReportedExit(number, returncode, how, out_of_memory, expected, known.end)
         self.changed.announce()
         return True
+
+    def files_incomplete(self, agent: str) -> bool:
+        """Record that an agent's files lack output; False if it is known already."""
+        is_new = agent not in self._incomplete
+        if is_new:
+            self._incomplete.append(agent)
+        return is_new
 
     def begin(self, worker: str, lines: int | None) -> int:
         """Return the position of a reader that wants so many of the last lines; None: all."""

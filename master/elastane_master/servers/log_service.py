@@ -8,7 +8,7 @@ from typing import Final
 
 from elastane_common.errors import EXIT_REFUSED
 from elastane_common.last_lines import LINE_BYTES_MAX, cut_line
-from elastane_master.decisions.events import ExitReported, Rejection
+from elastane_master.decisions.events import ExitReported, FilesIncomplete, Rejection
 from elastane_master.decisions.state import OVER
 from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.job_servers import JobServers
@@ -50,6 +50,16 @@ class LogServicer:
             server.outputs.report(worker, agent, told.first, (_line(line) for line in told.lines))
             if told.HasField("exit"):
                 await self._ended(server, worker, told.exit)
+        if request.HasField("files_incomplete") and server.outputs.files_incomplete(agent):
+            host, location, why = (
+                shown(text, _TEXT_MAX)
+                for text in (
+                    request.files_incomplete.host,
+                    request.files_incomplete.location,
+                    request.files_incomplete.why,
+                )
+            )
+            await server.submit(FilesIncomplete(host, location, why))
         return log_pb2.LogServiceReportResponse(memory=server.outputs.memory)
 
     async def _ended(self, server: JobServer, worker: str, told: log_pb2.WorkerExit) -> None:

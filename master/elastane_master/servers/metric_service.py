@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Iterable
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import ring_view
 from elastane_master.jobs import records
+from elastane_master.jobs.commit_gaps import CommitGaps
 from elastane_master.jobs.curves import POINTS_MAX, Curves, step_values
 from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.job_servers import JobServers
@@ -40,7 +41,7 @@ class _Followed:
 
     def __init__(self, server: JobServer) -> None:
         self.server = server
-        self.curves = Curves()
+        self.curves, self.gaps = Curves(), CommitGaps()
         self.token = ""
         self.lock = asyncio.Lock()
 
@@ -129,6 +130,11 @@ class MetricServicer:
         await server.log.settled()
         return (await self._caught_up(server)).curves
 
+    async def gaps(self, server: JobServer) -> CommitGaps:
+        """Return the gaps between a job's commits, including every commit decided before this call."""
+        await server.log.settled()
+        return (await self._caught_up(server)).gaps
+
     async def _caught_up(self, server: JobServer, before: _Followed | None = None) -> _Followed:
         """Update the curves with all stored commits.
 
@@ -147,17 +153,21 @@ class MetricServicer:
                 payloads, newest = await history.news(followed.token, _at_once(server))
                 if not payloads:
                     return followed
-                if self._count(followed.curves, payloads):
+                if self._count(followed, payloads):
                     followed.token = newest
                 else:
-                    followed.curves, followed.token = Curves(followed.curves.rewinds), ""
+                    followed.curves, followed.gaps = Curves(followed.curves.rewinds), CommitGaps()
+                    followed.token = ""
 
     @staticmethod
-    def _count(curves: Curves, payloads: Iterable[bytes]) -> bool:
+    def _count(followed: _Followed, payloads: Iterable[bytes]) -> bool:
         for payload in payloads:
-            _, logged = records.decode_logged(payload)
-            if logged is not None and not curves.add(logged):
+            now, logged = records.decode_logged(payload)
+            if logged is None:
+                continue
+            if not followed.curves.add(logged):
                 return False
+            followed.gaps.take(now, logged.generation)
         return True
 
 

@@ -246,6 +246,13 @@ def _(event: e.WorkerExited) -> str:
     return f"{event.worker} {killed}{words}"
 
 
+@_says(e.LogFilesIncomplete)
+def _(event: e.LogFilesIncomplete) -> str:
+    return (
+        f"output of workers is missing in {event.location} on {event.host}: {event.why}; the training goes on"
+    )
+
+
 @_says(e.WorkerEvicted)
 def _(event: e.WorkerEvicted) -> str:
     return f"{event.worker}: {event.why}"

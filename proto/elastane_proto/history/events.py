@@ -327,6 +327,18 @@ class WorkerExited(HistoryEvent, frozen=True):
     last_words: str = ""
 
 
+class LogFilesIncomplete(HistoryEvent, frozen=True):
+    """Output of workers is missing in the files of `--log-dir`, as their agent says. Written by `sessions`.
+
+    host: of the agent. location: folder or URL. why: the first write that failed, in the storage's words.
+    """
+
+    kind = "log_files_incomplete"
+    host: str
+    location: str
+    why: str
+
+
 class WorkerEvicted(HistoryEvent, frozen=True):
     """A worker was evicted: it hung, or computed wrongly. Written by `sessions`; a mark, counted."""
 
@@ -1023,6 +1035,7 @@ AnyHistoryEvent = (
     | WorkerStandby
     | WorkerLost
     | WorkerExited
+    | LogFilesIncomplete
     | WorkerEvicted
     | WorkerLeft
     | WorkerDraining

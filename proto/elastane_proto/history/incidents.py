@@ -6,8 +6,8 @@
     fold.incidents  # oldest first
 
 Shown by the dashboard as a strip. Events alone are read, so that this is cheap while a job runs. They do not
-tell what an incident cost, since the step in flight is run again, too: `elastane report` measures that
-between commits.
+tell what an incident cost, since the step in flight is run again, too: that is measured between commits, by
+the master's `CommitGaps` and by `elastane report`.
 """
 
 from __future__ import annotations

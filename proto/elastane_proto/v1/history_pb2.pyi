@@ -240,6 +240,16 @@ class WorkerExited(_message.Message):
     last_words: str
     def __init__(self, worker: _Optional[str] = ..., how: _Optional[str] = ..., out_of_memory: _Optional[str] = ..., last_words: _Optional[str] = ...) -> None: ...
 
+class LogFilesIncomplete(_message.Message):
+    __slots__ = ("host", "location", "why")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    location: str
+    why: str
+    def __init__(self, host: _Optional[str] = ..., location: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
 class WorkerLost(_message.Message):
     __slots__ = ("worker", "how", "why", "grace_seconds")
     WORKER_FIELD_NUMBER: _ClassVar[int]

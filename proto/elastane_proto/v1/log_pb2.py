@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from elastane_proto.v1 import history_pb2 as elastane__proto_dot_v1_dot_history__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x65lastane_proto/v1/log.proto\x12\x0b\x65lastane.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"g\n\x07LogLine\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tis_stderr\x18\x02 \x01(\x08\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\tcut_bytes\x18\x04 \x01(\x03\"f\n\nWorkerExit\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x12\n\nreturncode\x18\x02 \x01(\x11\x12\x0b\n\x03how\x18\x03 \x01(\t\x12\x15\n\rout_of_memory\x18\x04 \x01(\t\x12\x10\n\x08\x65xpected\x18\x05 \x01(\x08\"|\n\x0cWorkerOutput\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x03\x12#\n\x05lines\x18\x03 \x03(\x0b\x32\x14.elastane.v1.LogLine\x12%\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x17.elastane.v1.WorkerExit\"a\n\x17LogServiceReportRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12*\n\x07workers\x18\x03 \x03(\x0b\x32\x19.elastane.v1.WorkerOutput\"*\n\x18LogServiceReportResponse\x12\x0e\n\x06memory\x18\x01 \x01(\t\"\xd1\x01\n\x15LogServiceReadRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x12\n\x05lines\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x66ollow\x18\x04 \x01(\x08\x12<\n\x05\x61\x66ter\x18\x05 \x03(\x0b\x32-.elastane.v1.LogServiceReadRequest.AfterEntry\x1a,\n\nAfterEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_lines\"\x98\x01\n\x16LogServiceReadResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12#\n\x05lines\x18\x02 \x03(\x0b\x32\x14.elastane.v1.LogLine\x12\x10\n\x08left_out\x18\x03 \x01(\x03\x12%\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x17.elastane.v1.WorkerExit\x12\r\n\x05token\x18\x05 \x01(\t2\xb6\x01\n\nLogService\x12U\n\x06Report\x12$.elastane.v1.LogServiceReportRequest\x1a%.elastane.v1.LogServiceReportResponse\x12Q\n\x04Read\x12\".elastane.v1.LogServiceReadRequest\x1a#.elastane.v1.LogServiceReadResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x65lastane_proto/v1/log.proto\x12\x0b\x65lastane.v1\x1a\x1f\x65lastane_proto/v1/history.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"g\n\x07LogLine\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tis_stderr\x18\x02 \x01(\x08\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\tcut_bytes\x18\x04 \x01(\x03\"f\n\nWorkerExit\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x12\n\nreturncode\x18\x02 \x01(\x11\x12\x0b\n\x03how\x18\x03 \x01(\t\x12\x15\n\rout_of_memory\x18\x04 \x01(\t\x12\x10\n\x08\x65xpected\x18\x05 \x01(\x08\"|\n\x0cWorkerOutput\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x03\x12#\n\x05lines\x18\x03 \x03(\x0b\x32\x14.elastane.v1.LogLine\x12%\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x17.elastane.v1.WorkerExit\"\x9c\x01\n\x17LogServiceReportRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12*\n\x07workers\x18\x03 \x03(\x0b\x32\x19.elastane.v1.WorkerOutput\x12\x39\n\x10\x66iles_incomplete\x18\x04 \x01(\x0b\x32\x1f.elastane.v1.LogFilesIncomplete\"*\n\x18LogServiceReportResponse\x12\x0e\n\x06memory\x18\x01 \x01(\t\"\xd1\x01\n\x15LogServiceReadRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x12\n\x05lines\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x66ollow\x18\x04 \x01(\x08\x12<\n\x05\x61\x66ter\x18\x05 \x03(\x0b\x32-.elastane.v1.LogServiceReadRequest.AfterEntry\x1a,\n\nAfterEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_lines\"\x98\x01\n\x16LogServiceReadResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12#\n\x05lines\x18\x02 \x03(\x0b\x32\x14.elastane.v1.LogLine\x12\x10\n\x08left_out\x18\x03 \x01(\x03\x12%\n\x04\x65xit\x18\x04 \x01(\x0b\x32\x17.elastane.v1.WorkerExit\x12\r\n\x05token\x18\x05 \x01(\t2\xb6\x01\n\nLogService\x12U\n\x06Report\x12$.elastane.v1.LogServiceReportRequest\x1a%.elastane.v1.LogServiceReportResponse\x12Q\n\x04Read\x12\".elastane.v1.LogServiceReadRequest\x1a#.elastane.v1.LogServiceReadResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,22 +35,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOGSERVICEREADREQUEST_AFTERENTRY']._loaded_options = None
   _globals['_LOGSERVICEREADREQUEST_AFTERENTRY']._serialized_options = b'8\001'
-  _globals['_LOGLINE']._serialized_start=77
-  _globals['_LOGLINE']._serialized_end=180
-  _globals['_WORKEREXIT']._serialized_start=182
-  _globals['_WORKEREXIT']._serialized_end=284
-  _globals['_WORKEROUTPUT']._serialized_start=286
-  _globals['_WORKEROUTPUT']._serialized_end=410
-  _globals['_LOGSERVICEREPORTREQUEST']._serialized_start=412
-  _globals['_LOGSERVICEREPORTREQUEST']._serialized_end=509
-  _globals['_LOGSERVICEREPORTRESPONSE']._serialized_start=511
-  _globals['_LOGSERVICEREPORTRESPONSE']._serialized_end=553
-  _globals['_LOGSERVICEREADREQUEST']._serialized_start=556
-  _globals['_LOGSERVICEREADREQUEST']._serialized_end=765
-  _globals['_LOGSERVICEREADREQUEST_AFTERENTRY']._serialized_start=711
-  _globals['_LOGSERVICEREADREQUEST_AFTERENTRY']._serialized_end=755
-  _globals['_LOGSERVICEREADRESPONSE']._serialized_start=768
-  _globals['_LOGSERVICEREADRESPONSE']._serialized_end=920
-  _globals['_LOGSERVICE']._serialized_start=923
-  _globals['_LOGSERVICE']._serialized_end=1105
+  _globals['_LOGLINE']._serialized_start=110
+  _globals['_LOGLINE']._serialized_end=213
+  _globals['_WORKEREXIT']._serialized_start=215
+  _globals['_WORKEREXIT']._serialized_end=317
+  _globals['_WORKEROUTPUT']._serialized_start=319
+  _globals['_WORKEROUTPUT']._serialized_end=443
+  _globals['_LOGSERVICEREPORTREQUEST']._serialized_start=446
+  _globals['_LOGSERVICEREPORTREQUEST']._serialized_end=602
+  _globals['_LOGSERVICEREPORTRESPONSE']._serialized_start=604
+  _globals['_LOGSERVICEREPORTRESPONSE']._serialized_end=646
+  _globals['_LOGSERVICEREADREQUEST']._serialized_start=649
+  _globals['_LOGSERVICEREADREQUEST']._serialized_end=858
+  _globals['_LOGSERVICEREADREQUEST_AFTERENTRY']._serialized_start=804
+  _globals['_LOGSERVICEREADREQUEST_AFTERENTRY']._serialized_end=848
+  _globals['_LOGSERVICEREADRESPONSE']._serialized_start=861
+  _globals['_LOGSERVICEREADRESPONSE']._serialized_end=1013
+  _globals['_LOGSERVICE']._serialized_start=1016
+  _globals['_LOGSERVICE']._serialized_end=1198
 # @@protoc_insertion_point(module_scope)

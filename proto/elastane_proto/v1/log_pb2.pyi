@@ -1,5 +1,6 @@
 import datetime
 
+from elastane_proto.v1 import history_pb2 as _history_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -48,14 +49,16 @@ class WorkerOutput(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., first: _Optional[int] = ..., lines: _Optional[_Iterable[_Union[LogLine, _Mapping]]] = ..., exit: _Optional[_Union[WorkerExit, _Mapping]] = ...) -> None: ...
 
 class LogServiceReportRequest(_message.Message):
-    __slots__ = ("job", "agent", "workers")
+    __slots__ = ("job", "agent", "workers", "files_incomplete")
     JOB_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    FILES_INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     job: str
     agent: str
     workers: _containers.RepeatedCompositeFieldContainer[WorkerOutput]
-    def __init__(self, job: _Optional[str] = ..., agent: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerOutput, _Mapping]]] = ...) -> None: ...
+    files_incomplete: _history_pb2.LogFilesIncomplete
+    def __init__(self, job: _Optional[str] = ..., agent: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[WorkerOutput, _Mapping]]] = ..., files_incomplete: _Optional[_Union[_history_pb2.LogFilesIncomplete, _Mapping]] = ...) -> None: ...
 
 class LogServiceReportResponse(_message.Message):
     __slots__ = ("memory",)

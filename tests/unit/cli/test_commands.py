@@ -625,3 +625,9 @@ def test_following_events_fails_with_the_watch_of_the_jobs_end() -> None:
     assert next(told).sequence == 7
     with pytest.raises(MasterUnreachableError, match="away"):
         next(told)
+
+
+def test_a_word_that_is_no_command_leads_to_where_it_is_answered() -> None:
+    result = CliRunner().invoke(build_app(), ["dashboard", "train"])
+    assert result.exit_code == 2
+    assert "elastane master --http" in result.stderr and "No such command 'dashboard'" in result.stderr

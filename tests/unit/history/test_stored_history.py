@@ -77,6 +77,7 @@ def _made(hint: typing.Any, rng: random.Random) -> typing.Any:
 NEW = {"scaling_set", "scaled", "scale_rolled_back"} | {
     "host_barred",
     "worker_exited",
+    "log_files_incomplete",
     "straggler_reweighted",
     "straggler_replaced",
     "stages_planned",

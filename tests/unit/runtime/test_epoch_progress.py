@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
+from elastane.runtime.epoch_progress import EpochProgress, LastValues, ProgressLine, last_values
+from elastane_proto.v1 import ring_pb2
 
 
 class Terminal(io.StringIO):
@@ -29,8 +30,8 @@ class Epochs:
         self.line.begin(epoch, first)
         for step in range(first + 1, end + 1):
             self.now += 0.5
-            self.line.reach(step, lambda step=step: values(step))  # type: ignore[misc]
-        self.line.end(values(end))
+            self.line.reach(step, lambda step=step: LastValues(values(step)))  # type: ignore[misc]
+        self.line.end(LastValues(values(end)))
 
 
 def test_not_on_a_terminal_an_epoch_is_a_line() -> None:
@@ -58,13 +59,26 @@ def test_on_a_terminal_a_line_is_drawn_over_and_fits() -> None:
     assert "████" in drawn[20]
 
 
+def test_a_leader_with_some_of_the_ests_does_not_call_their_loss_the_jobs() -> None:
+    tasks = [ring_pb2.StepTask(virtual_rank=rank, metrics={"loss": rank + 1.0}) for rank in range(4)]
+    assert last_values(tasks, 4) == LastValues({"loss": 2.5})
+    assert last_values(tasks[:2], 4) == LastValues({"loss": 1.5}, "ESTs 0-1 of 4")
+    assert last_values(tasks[:1], 4) == LastValues({"loss": 1.0}, "EST 0 of 4")
+    assert last_values([], 4) == LastValues()
+    progress = EpochProgress(100, 100, 1)
+    progress.begin(0, 0, 0.0)
+    progress.reach(50, last_values(tasks[:2], 4))
+    assert "loss 1.5 (ESTs 0-1 of 4)" in progress.line(10.0, 100)
+    assert "loss 1.5 (ESTs 0-1 of 4)" in progress.summary(10.0)
+
+
 def test_values_are_asked_for_only_where_something_is_drawn() -> None:
     asked: list[int] = []
     epochs = Epochs(Terminal())
     epochs.line.begin(0, 0)
     for step in range(1, 101):
         epochs.now += 0.01
-        epochs.line.reach(step, lambda step=step: asked.append(step) or {})  # type: ignore[misc, func-returns-value]
+        epochs.line.reach(step, lambda step=step: asked.append(step) or LastValues())  # type: ignore[misc, func-returns-value]
     assert 9 <= len(asked) <= 11
 
 
@@ -80,10 +94,10 @@ def test_of_short_epochs_one_a_second_and_the_last_are_told_of() -> None:
 def test_history_that_goes_back_makes_no_negative_speed() -> None:
     progress = EpochProgress(100, 100, 1)
     progress.begin(0, 50, 0.0)
-    progress.reach(60, {})
-    progress.reach(30, {})
+    progress.reach(60)
+    progress.reach(30)
     assert progress.steps_per_second(10.0) == 0.0
-    progress.reach(40, {})
+    progress.reach(40)
     assert progress.steps_per_second(10.0) == 1.0
 
 

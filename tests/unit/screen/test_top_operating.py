@@ -8,9 +8,10 @@ import termios
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from google.rpc import code_pb2
 
-from elastane_cli.screen.actions import Checkpoint, Drain, Scale
+from elastane_cli.screen.actions import Checkpoint, Drain, Scale, question_words
 from elastane_cli.screen.help import BINDINGS
 from elastane_cli.screen.keys import Mouse, decode
 from elastane_cli.screen.news import News
@@ -87,6 +88,18 @@ def test_questions_and_answers_are_at_the_foot_until_the_next_key() -> None:
     lines = picture(view, news, 60, 12, 0.0).lines
     assert lines[-2].plain == "refused: no more" and len(lines) == 12
     assert press(view, "down", Layout()).view.notice is None
+
+
+@pytest.mark.parametrize("columns", [20, 24, 40])
+def test_a_question_is_whole_on_the_narrowest_terminals(columns: int) -> None:
+    news = News(jobs=[running_job()])
+    for key in "dsp":
+        view, _ = asked(WORKERS, key)
+        lines = picture(view, news, columns, 24, 0.0).text.split("\n")
+        shown = " ".join(line.strip() for line in lines[-8:])
+        assert len(lines) == 24 and "…" not in "".join(lines[-8:])
+        for word in (*question_words(view.question, "").split()[:2], "escape:" if key == "s" else "any"):  # type: ignore[arg-type]
+            assert word in shown, (key, lines)
 
 
 def test_refusals_in_words() -> None:

@@ -3,7 +3,8 @@
     terminal   epoch 3/10  ████████▌          212/480 steps  41.3 steps/s  loss 0.4127  left 0:06, of all 0:57
     else       epoch 3/10: 480 steps in 11.6 s, 41.4 steps/s, loss 0.4127, left of all 1:21
 
-Replays do not count: steps are those whose update is in the weights.
+Replays do not count: steps are those whose update is in the weights. A leader that does not host all ESTs
+knows the values of its own alone, and says whose they are: `loss 0.4127 (ESTs 0-1 of 4)`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Protocol, TextIO
 
 #: Minimum interval between two redraws on a terminal.
 DRAW_SECONDS = 0.1
@@ -24,6 +25,43 @@ _BLOCKS = " ▏▎▍▌▋▊▉█"
 _BAR_COLUMNS = 20
 
 
+class LoggedTask(Protocol):
+    """What one EST logged in a step: a StepTask."""
+
+    @property
+    def virtual_rank(self) -> int: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LastValues:
+    """Means of the values logged in a step. of: "ESTs 0-1 of 4", whose they are; "": of the whole job."""
+
+    means: Mapping[str, float] = field(default_factory=dict)
+    of: str = ""
+
+
+def last_values(tasks: Iterable[LoggedTask], num_ests: int) -> LastValues:
+    """Return the means over these tasks of a step. num_ests: N of the job."""
+    values: dict[str, list[float]] = {}
+    ranks: list[int] = []
+    for task in tasks:
+        ranks.append(task.virtual_rank)
+        for name, value in task.metrics.items():
+            values.setdefault(name, []).append(value)
+    means = {name: sum(found) / len(found) for name, found in values.items()}
+    return LastValues(means, _share(sorted(ranks), num_ests))
+
+
+def _share(ranks: list[int], num_ests: int) -> str:
+    """Describe some of a job's ranks, which are consecutive; "" for all of them."""
+    if not ranks or len(ranks) >= num_ests:
+        return ""
+    first, last = ranks[0], ranks[-1]
+    return f"{f'EST {first}' if first == last else f'ESTs {first}-{last}'} of {num_ests}"
+
+
 @dataclass(slots=True)
 class EpochProgress:
     """Current position of training and its text. Pure: time is an argument, in seconds of any clock."""
@@ -31,8 +69,8 @@ class EpochProgress:
     steps_per_epoch: int
     total_steps: int
     epochs: int
-    #: Values of the last step that logged, from this worker's ESTs only.
-    values: dict[str, float] = field(default_factory=dict)
+    #: Values of the last step that logged.
+    values: LastValues = LastValues()
     epoch: int = 0
     step: int = 0
     began_at: float = 0.0
@@ -42,11 +80,11 @@ class EpochProgress:
         """Begin an epoch, or continue it at `step` where another worker or an earlier run left it."""
         self.epoch, self.step, self.began_step, self.began_at = epoch, step, step, now
 
-    def reach(self, step: int, values: Mapping[str, float]) -> None:
+    def reach(self, step: int, values: LastValues | None = None) -> None:
         """Note that all steps before this one are applied."""
         self.step = step
-        if values:
-            self.values = dict(values)
+        if values is not None and values.means:
+            self.values = values
         if step < self.began_step:  # the history went back
             self.began_step = step
 
@@ -92,7 +130,9 @@ class EpochProgress:
         return f"epoch {self.epoch + 1}/{self.epochs}: {', '.join(parts)}"
 
     def _values(self) -> list[str]:
-        return [f"{name} {value:.4g}" for name, value in list(self.values.items())[:NAMES_SHOWN]]
+        whose = f" ({self.values.of})" if self.values.of else ""
+        shown = list(self.values.means.items())[:NAMES_SHOWN]
+        return [f"{name} {value:.4g}{whose}" for name, value in shown]
 
 
 class ProgressLine:
@@ -117,20 +157,20 @@ class ProgressLine:
         """Begin an epoch at this step."""
         self.progress.begin(epoch, step, self._clock())
 
-    def reach(self, step: int, values: Callable[[], Mapping[str, float]]) -> None:
+    def reach(self, step: int, values: Callable[[], LastValues]) -> None:
         """Note that all steps before this one are applied; redraw if it is due.
 
         values: called only if something is drawn, because reading values may wait for the GPU.
         """
         now = self._clock()
         if not self._live or now - self._drawn_at < DRAW_SECONDS:
-            self.progress.reach(step, {})
+            self.progress.reach(step)
             return
         self.progress.reach(step, values())
         self._drawn_at, self._drawn = now, True
         self._write("\r" + self.progress.line(now, self._columns() - 1) + "\x1b[K")
 
-    def end(self, values: Mapping[str, float]) -> None:
+    def end(self, values: LastValues) -> None:
         """Write the permanent line of a finished epoch: at most one a second, and always the last."""
         progress, now = self.progress, self._clock()
         progress.reach(progress.step, values)

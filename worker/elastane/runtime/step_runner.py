@@ -19,6 +19,7 @@ import torch
 
 from elastane.runtime import probes
 from elastane.runtime.blocking import finish
+from elastane.runtime.epoch_progress import LastValues, last_values
 from elastane.runtime.est_memory import EstMemory
 from elastane.runtime.est_step import EstStep, PartialGradientError
 from elastane.runtime.forward_watch import ForwardWatch
@@ -240,13 +241,9 @@ class StepRunner:
         """There is nothing that members do together after the last epoch."""
         return True
 
-    def last_values(self) -> dict[str, float]:
+    def last_values(self) -> LastValues:
         """Return the means of the last step's logged values over this worker's ESTs."""
-        values: dict[str, list[float]] = {}
-        for task in self._protocol.step.tasks:
-            for name, value in task.metrics.items():
-                values.setdefault(name, []).append(value)
-        return {name: sum(found) / len(found) for name, found in values.items()}
+        return last_values(self._protocol.step.tasks, self._parts.source.num_ests)
 
     # ------------------------------------------------------------------ checks
 

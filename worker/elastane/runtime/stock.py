@@ -24,7 +24,7 @@ from elastane.data import set_epoch, stock_loader
 from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
+from elastane.runtime.epoch_progress import EpochProgress, LastValues, ProgressLine
 from elastane.runtime.gathering import reduce_states
 from elastane.runtime.job import Job, TurnPlace, checked_max_steps, prepared_already
 from elastane.runtime.loop_exit import when_left
@@ -169,8 +169,9 @@ class LocalJob(Job):
         if self._progress is not None:
             self._progress.end(self._last_values())
 
-    def _last_values(self) -> dict[str, float]:
-        return self._logged[-1] if self._logged else {}
+    def _last_values(self) -> LastValues:
+        own = f"rank {self.rank} of {self.num_ests}" if self.num_ests > 1 else ""
+        return LastValues(self._logged[-1] if self._logged else {}, own)
 
     def epochs(self, count: int, *, max_steps: int | None = None, progress: bool = True) -> Iterator[int]:
         """Yield the epochs.

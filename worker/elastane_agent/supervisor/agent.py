@@ -122,7 +122,7 @@ class Agent:
             settings.warm,
             settings.command,
             output,
-            self._lines.line,
+            self._lines,
             lambda name, status: self._events.put(WarmExited(name, status)),
         )
         self._workers_over = False
@@ -147,7 +147,7 @@ class Agent:
         self._ps = PsChildren(
             settings,
             output,
-            self._lines.line,
+            self._lines,
             self._notices,
             lambda ps, status: self._events.put(PsExited(ps, status)),
             self._placement,
@@ -480,6 +480,7 @@ class Agent:
                 command,
                 environment=environment,
                 on_line=self._lines.line,
+                on_bytes=self._lines.read,
                 on_exit=lambda _, status: self._events.put(WorkerExited(worker, status)),
             )
             child.start()

@@ -1,5 +1,8 @@
 """Files with all that the workers of an agent write (`elastane run --log-dir`), in a folder or below a URL.
 
+A file has every byte that its worker wrote, as if the shell had redirected stdout and stderr to it: long
+lines, carriage returns and invalid UTF-8 are as they were. `log_assembly` keeps the streams' lines apart.
+
 A file on this machine is appended to. An object store has no such operation, so the output goes to segments
 in a temporary folder first: the newest is uploaded again as it grows, and a full one once.
 """
@@ -13,8 +16,9 @@ import uuid
 from pathlib import Path
 from typing import IO, Final
 
+from elastane_agent.supervisor.log_assembly import LogAssembly
 from elastane_common.errors import ElastaneError, RefusedError
-from elastane_common.processes.output import Output
+from elastane_common.processes.output import Output, Stream
 from elastane_common.storage import Folder
 
 SEGMENT_BYTES: Final = 8 * 2**20
@@ -29,7 +33,9 @@ class LogFilesError(RefusedError):
 
 
 class LogFiles:
-    """Files of one agent. Thread-safe. A failed write loses its line, is reported once, and stops nothing.
+    """Files of one agent. Thread-safe. A failed write loses its bytes, is reported once, and stops nothing.
+
+    Once a worker's output can be written again, a line in its file says how many bytes are missing there.
 
     location: a folder of this machine, or an fsspec URL. segment_bytes: size of a full segment. Raises
     LogFilesError if nothing can be written there.
@@ -40,7 +46,11 @@ class LogFiles:
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
         self._open: dict[str, IO[bytes]] = {}
-        self._failed = False
+        self._assemblies: dict[str, LogAssembly] = {}
+        #: By worker: bytes that could not be written since its last successful write.
+        self._lost: dict[str, int] = {}
+        #: Why the first write failed that did; "": none has.
+        self.failure = ""
         self._spool: tempfile.TemporaryDirectory[str] | None = None
         self._changed: set[str] = set()
         self._segments: dict[str, int] = {}
@@ -65,22 +75,25 @@ class LogFiles:
                 hint = "give a folder that can be written to, or a URL"
                 raise LogFilesError(f"--log-dir {location}: {error.strerror or error}", hint=hint) from error
 
-    def write(self, worker: str, text: str) -> None:
-        """Append a line of a worker."""
+    @property
+    def location(self) -> str:
+        """The folder or URL, without credentials."""
+        scheme, separator, rest = self._location.rpartition("://")
+        return scheme + separator + (rest.rpartition("@")[2] if separator else rest)
+
+    def write(self, worker: str, stream: Stream, data: bytes) -> None:
+        """Append what was read from a worker's stream; nothing: the stream has ended."""
         with self._lock:
-            try:
-                file = self._open.get(worker) or self._begin(worker)
-                file.write(text.encode("utf-8", "replace") + b"\n")
-                if self._spool is not None:
-                    self._changed.add(Path(file.name).name)
-                    if file.tell() >= self._segment_bytes:
-                        self._open.pop(worker).close()
-            except OSError as error:
-                self._say_once(str(error.strerror or error))
+            ready = self._assemblies.setdefault(worker, LogAssembly()).take(stream, data)
+            if ready:
+                self._append(worker, ready)
 
     def close(self) -> None:
         """Close all files, and upload what is left."""
         with self._lock:
+            for worker, assembly in self._assemblies.items():
+                if rest := assembly.end():
+                    self._append(worker, rest)
             for file in self._open.values():
                 with contextlib.suppress(OSError):
                     file.close()
@@ -89,6 +102,23 @@ class LogFiles:
             self._closing.set()
             self._thread.join()
             self._spool.cleanup()
+
+    def _append(self, worker: str, data: bytes) -> None:
+        lost = self._lost.get(worker, 0)
+        note = f"\n[elastane: {lost} bytes are missing here]\n".encode() if lost else b""
+        whole, written = memoryview(note + data), 0
+        try:
+            file = self._open.get(worker) or self._begin(worker)
+            while written < len(whole):  # a disk that fills up takes a part
+                written += file.write(whole[written:])
+            self._lost.pop(worker, None)
+            if self._spool is not None:
+                self._changed.add(Path(file.name).name)
+                if file.tell() >= self._segment_bytes:
+                    self._open.pop(worker).close()
+        except OSError as error:
+            self._lost[worker] = lost + len(data) - max(0, written - len(note))
+            self._say_once(str(error.strerror or error))
 
     def _begin(self, worker: str) -> IO[bytes]:
         name = f"{worker.replace('/', '_')}.log"
@@ -99,9 +129,9 @@ class LogFiles:
         return file
 
     def _say_once(self, why: str) -> None:
-        if not self._failed:
-            self._failed = True
-            text = f"output of workers is missing in {self._location}: {why}"
+        if not self.failure:
+            self.failure = why
+            text = f"output of workers is missing in {self.location}: {why}; the training goes on"
             self._output.say(text, "warning", "log_files_incomplete")
 
     # ------------------------------------------------------------------ the uploading thread

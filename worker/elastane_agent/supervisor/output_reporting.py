@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 import time
 import uuid
@@ -31,7 +32,7 @@ _FINISH_SECONDS: Final = 2.0
 class WorkerOutput:
     """Output of the workers and parameter servers of one agent. Thread-safe.
 
-    files: get all lines; None: nothing is kept on disk.
+    files: get all that the workers write; None: nothing is kept on disk.
     """
 
     def __init__(self, job: str, output: Output, files: LogFiles | None) -> None:
@@ -42,6 +43,7 @@ class WorkerOutput:
         self._urgent = False
         self._closing = False
         self._memory = ""
+        self._told_of_files = False
         self._client: MasterClient | None = None
         self._thread = threading.Thread(target=self._run, name="report output", daemon=True)
 
@@ -53,11 +55,14 @@ class WorkerOutput:
     def line(self, source: str, stream: Stream, text: str) -> None:
         """Take one line of a worker; called from the threads of its processes."""
         self._output.line(source, stream, text)
-        if self._files is not None:
-            self._files.write(source, text)
         with self._changed:
             self._lines.add(source, stream == "stderr", text, time.time())
             self._changed.notify()
+
+    def read(self, source: str, stream: Stream, data: bytes) -> None:
+        """Take what was read from a worker's stream, nothing at its end; called before `line`."""
+        if self._files is not None:
+            self._files.write(source, stream, data)
 
     def exited(self, source: str, status: ExitStatus, *, expected: bool) -> None:
         """Report how a process ended, at once. expected: as it was asked to."""
@@ -112,6 +117,11 @@ class WorkerOutput:
             batches = self._lines.take(REPORT_BYTES_MAX)
         request = log_pb2.LogServiceReportRequest(job=self._job, agent=self._agent)
         request.workers.extend(map(_message, batches))
+        tells = self._files is not None and bool(self._files.failure) and not self._told_of_files
+        if self._files is not None and tells:
+            request.files_incomplete.host = platform.node()
+            request.files_incomplete.location = self._files.location
+            request.files_incomplete.why = self._files.failure
         try:
             memory = client.report_output(request)
         except (ClientClosedError, RequestRefusedError):
@@ -120,6 +130,7 @@ class WorkerOutput:
             return  # no master answers: the next report has it, or what is left of it
         with self._changed:
             self._lines.sent(batches)
+            self._told_of_files = self._told_of_files or tells
             if self._memory and memory != self._memory:
                 self._lines.send_again()
             self._memory = memory

@@ -14,13 +14,14 @@ from elastane_agent.supervisor import actions as act
 from elastane_agent.supervisor.actions import Action
 from elastane_agent.supervisor.draining import drain_elsewhere
 from elastane_agent.supervisor.notices.node import NodeNotices
+from elastane_agent.supervisor.output_reporting import WorkerOutput
 from elastane_agent.supervisor.placement import Placement
 from elastane_agent.supervisor.ps_policy import PsPolicy
 from elastane_agent.supervisor.settings import AgentSettings
 from elastane_agent.supervisor.worker_command import Start, local_environment, remote_start
 from elastane_common.exit_codes import EXIT_DRAINED
 from elastane_common.processes.child import ChildProcess, ExitStatus
-from elastane_common.processes.output import Output, Stream
+from elastane_common.processes.output import Output
 
 COMMAND: Final = (sys.executable, "-u", "-P", "-m", "elastane_ps")
 
@@ -28,7 +29,7 @@ COMMAND: Final = (sys.executable, "-u", "-P", "-m", "elastane_ps")
 class PsChildren:
     """Used by the agent's main thread.
 
-    on_line: takes each line of their output. on_exit: called from another thread with the name of an ended
+    lines: takes their output. on_exit: called from another thread with the name of an ended
     parameter server, and how it ended. notices: of the node, whose files tell them the reason and deadline
     for leaving. placement: spreads them over hosts; None: all are on this machine.
     """
@@ -37,13 +38,13 @@ class PsChildren:
         self,
         settings: AgentSettings,
         output: Output,
-        on_line: Callable[[str, Stream, str], None],
+        lines: WorkerOutput,
         notices: NodeNotices,
         on_exit: Callable[[str, ExitStatus], None],
         placement: Placement | None = None,
     ) -> None:
         self._settings, self._output, self._notices, self._on_exit = settings, output, notices, on_exit
-        self._on_line = on_line
+        self._lines = lines
         self._placement = placement
         names = [f"{settings.ps_prefix}{number}" for number in range(settings.ps)]
         self.policy = PsPolicy(
@@ -121,7 +122,8 @@ class PsChildren:
             name,
             command,
             environment=environment,
-            on_line=self._on_line,
+            on_line=self._lines.line,
+            on_bytes=self._lines.read,
             on_exit=lambda _, status: self._on_exit(name, status),
         )
         child.start()

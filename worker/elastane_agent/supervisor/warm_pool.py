@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from elastane_agent.supervisor.job_view import JobView
+from elastane_agent.supervisor.output_reporting import WorkerOutput
 from elastane_common.gpus import VISIBLE
 from elastane_common.processes.child import ChildProcess, ExitStatus
-from elastane_common.processes.output import Output, Stream
+from elastane_common.processes.output import Output
 
 PREFIX: Final = "warm-"
 #: A pipe buffers a line of this size without a reader; a longer one might block the agent.
@@ -44,9 +45,8 @@ def is_settled(view: JobView, running: Collection[str]) -> bool:
 class WarmPool:
     """The preloaded workers of an agent; used by its main thread.
 
-    count: number to keep. command: the script and its arguments. on_line: takes each line of
-    their output. on_exit: called from another thread when a
-    process ends, with its name in the pool (`exited`), even if it became a worker.
+    count: number to keep. command: the script and its arguments. lines: takes their output. on_exit: called
+    from another thread when a process ends, with its name in the pool (`exited`), even if it became a worker.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class WarmPool:
         count: int,
         command: tuple[str, ...],
         output: Output,
-        on_line: Callable[[str, Stream, str], None],
+        lines: WorkerOutput,
         on_exit: Callable[[str, ExitStatus], None],
     ) -> None:
-        self._on_line = on_line
+        self._lines = lines
         self._count, self._output, self._on_exit = count, output, on_exit
         self._command = [sys.executable, "-u", "-m", "elastane.warm_start", *command]
         self._waiting: dict[str, tuple[ChildProcess, dict[str, str]]] = {}
@@ -76,7 +76,8 @@ class WarmPool:
             name,
             self._command,
             environment=environment,
-            on_line=self._on_line,
+            on_line=self._lines.line,
+            on_bytes=self._lines.read,
             on_exit=lambda _, status: self._on_exit(name, status),
             listens=True,
         )

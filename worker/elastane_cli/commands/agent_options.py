@@ -179,8 +179,8 @@ class AgentOptions:
         _agent(
             "--log-dir",
             "DIR|URL",
-            "Keep all output of the workers here, in a file WORKER.log for each, or in segments below an "
-            "fsspec URL. The master has the last lines in any case (elastane logs).",
+            "Keep every byte that the workers write, in a file WORKER.log for each, or in segments below an "
+            "fsspec URL. The master has the last lines in any case, long ones cut (elastane logs).",
             show_default="none",
         ),
     ] = ""

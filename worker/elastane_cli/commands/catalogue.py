@@ -212,11 +212,20 @@ COMMANDS: Final = {
 }
 
 
+ELSEWHERE: Final = {
+    "dashboard": "a master serves the dashboard itself, on its HTTP port. Start one with "
+    "`elastane master --http HOST:PORT`, or `elastane run --http HOST:PORT`, and open http://HOST:PORT/",
+}
+"""Words that are no commands, and where to find what they mean."""
+
+
 class CommandGroup(HelpGroup):
     """Group that lists commands from the catalogue and loads one when it is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve the command that the arguments name, and load it with all its options. Called by Typer."""
+        if args and args[0] in ELSEWHERE:
+            ctx.fail(f"No such command '{args[0]}': {ELSEWHERE[args[0]]}")
         name, command, rest = super().resolve_command(ctx, args)
         if name not in COMMANDS:
             return name, command, rest

@@ -21,8 +21,11 @@ from elastane_cli.commands.run_ids import JobOrRunArgument, named
 from elastane_cli.commands.training import connect_training
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elastane_common.client import MasterClient
     from elastane_common.training_client import TrainingClient
-    from elastane_proto.v1 import job_pb2, training_pb2
+    from elastane_proto.v1 import job_pb2, log_pb2, training_pb2
 
 
 def register(app: typer.Typer) -> None:
@@ -36,11 +39,11 @@ def logs(
         int | None, typer.Option("--rank", metavar="R", min=0, help="The rank.", show_default="0")
     ] = None,
     worker: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--worker",
             metavar="ID",
-            help="The worker; of an elastic run, the rank that is this worker.",
+            help="The worker; repeat it for several of a job. Of an elastic run, the rank that is it.",
             show_default="of a job: all",
         ),
     ] = None,
@@ -82,13 +85,19 @@ def logs(
     """Print the output of one rank of a run, or of the workers of a job; with --follow as it comes.
 
     On a terminal, control characters and invalid UTF-8 are replaced; elsewhere the bytes are those of the
-    rank. Of a job the master has the last 1,000 lines of each worker, also of one that has died;
-    `elastane run --log-dir` keeps them all.
+    rank. Of a job the master has the last 1,000 lines of each worker, also of one that has died, and the
+    first 4 KiB of each line: "[N bytes left out]" stands for the rest. `elastane run --log-dir` keeps every
+    byte.
 
     Examples: elastane logs 17; elastane logs -f 17 --rank 2; elastane logs 17 --attempt 1 --tail 100;
-    elastane logs train --worker w1 -f; elastane logs train --lines 20 --json
+    elastane logs train --worker w1 -f; elastane logs train --worker w0 --worker w1 --lines 20 --json
     """
     number = named(run)
+    chosen_workers = list(dict.fromkeys(worker or ()))
+    if "" in chosen_workers:
+        raise typer.BadParameter(
+            "a worker's id is not empty; leave --worker out for all", param_hint="--worker"
+        )
     if not isinstance(number, int):
         for name, value in {"--rank": rank, "--attempt": attempt, "--tail-bytes": tail_bytes}.items():
             if value is not None:
@@ -96,10 +105,10 @@ def logs(
                     f"a job has workers and no ranks: {name} is for runs", param_hint=name
                 )
         clean = sys.stdout.isatty() and not raw
-        printer = JobLog(sys.stdout, prefixed=worker is None, clean=clean, as_json=as_json)
+        printer = JobLog(sys.stdout, prefixed=len(chosen_workers) != 1, clean=clean, as_json=as_json)
         with connect(master, timeout) as client:
             job = client.only_job(number)
-            found = client.read_output(job, worker or "", lines=tail, follow=follow)
+            found = _output_of(client, job, chosen_workers, lines=tail, follow=follow)
             if follow:
                 printer.print(found)
             else:
@@ -107,13 +116,15 @@ def logs(
         return
     if as_json:
         raise typer.BadParameter("the log of a run is bytes: --json is for jobs", param_hint="--json")
-    if rank is not None and worker is not None:
+    if len(chosen_workers) > 1:
+        raise typer.BadParameter("a run has a log for each rank: give one --worker", param_hint="--worker")
+    if rank is not None and chosen_workers:
         raise typer.BadParameter("give --rank or --worker, not both", param_hint="--worker")
     if tail is not None and tail_bytes is not None:
         raise typer.BadParameter("give --tail or --tail-bytes, not both", param_hint="--tail-bytes")
     chosen = rank or 0
-    if worker is not None:
-        chosen = _worker_rank(master, timeout, number, worker)
+    if chosen_workers:
+        chosen = _worker_rank(master, timeout, number, chosen_workers[0])
     output = LogOutput(sys.stdout, clean=sys.stdout.isatty() and not raw)
     with connect_training(master, timeout) as training:
         begun = _attempt(training, number, attempt, follow=follow)
@@ -130,6 +141,20 @@ def logs(
                 training.stream_logs(number, rank=chosen, attempt=begun, offset=offset, follow=follow), output
             )
         output.end()
+
+
+def _output_of(
+    client: MasterClient, job: str, workers: list[str], *, lines: int | None, follow: bool
+) -> Iterator[log_pb2.LogServiceReadResponse]:
+    """Yield what the master has of these workers; of all if none are given."""
+    if len(workers) < 2:
+        yield from client.read_output(job, "".join(workers), lines=lines, follow=follow)
+    elif follow:  # one stream of all: those that are not wanted are dropped here
+        found = client.read_output(job, lines=lines, follow=True)
+        yield from (piece for piece in found if piece.worker_id in workers)
+    else:
+        for worker in workers:
+            yield from client.read_output(job, worker, lines=lines)
 
 
 def _attempt(training: TrainingClient, run_id: int, attempt: int | None, *, follow: bool) -> int | None:

@@ -1,11 +1,13 @@
 """Renders the pages of `elastane top` as lines of text that fit the terminal. Pure.
 
 A page has a head, a body of which a window around the selected row is shown, beside it on wide terminals a
-pane (`side`), and two lines at the foot: a question, an answer or the selected row's full text, and the keys.
+pane (`side`), and two lines at the foot: an answer or the selected row's full text, and the keys. A question
+has as many lines as it needs.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,7 +55,8 @@ def picture(view: View, news: News, columns: int, rows: int, now: float) -> Pict
     tabs = _tabs(view)
     head = [] if view.help else [*_head(view, news, columns), _under_head(view, tabs, body)]
     placed = fit(TABLES[body.table], main_columns, body.longest) if body.table and body.entries else ()
-    foot_lines = 2
+    question = _question(view, news, columns)
+    foot_lines = len(question) or 2
     room = max(rows - len(head) - foot_lines - (1 if placed else 0), 0)
     layout = _layout(view, body, placed, room, len(head), main_columns, tabs)
     at = view.position(layout.rows)
@@ -72,7 +75,8 @@ def picture(view: View, news: News, columns: int, rows: int, now: float) -> Pict
         main = _beside(main, side, main_columns, space)
     main = main[:space] + [Text("")] * (space - len(main))
     full_text = body.entries[at].detail if body.entries and not view.help else ""
-    lines = [one_line(line) for line in [*head, *main, *_foot(view, news, full_text, columns)][:rows]]
+    foot = question or _foot(view, news, full_text, columns)
+    lines = [one_line(line) for line in [*head, *main, *foot][:rows]]
     for line in lines:
         line.truncate(columns, overflow="ellipsis")
         line.no_wrap = True
@@ -148,20 +152,30 @@ def _under_head(view: View, tabs: Sequence[Area], body: Body) -> Text:
     return line
 
 
+def _question(view: View, news: News, columns: int) -> list[Text]:
+    """Return the lines of the question that is open, with its keys or why its answer was not taken."""
+    if view.question is None:
+        return []
+    words = _wrapped(question_words(view.question, _limits(view.question.job, news)), columns, "bold yellow")
+    if view.question.fault:
+        return [*words, *_wrapped(view.question.fault, columns, "bold red")]
+    typed = view.question.about in ("filter", "scale")
+    keys = "enter: done   escape: give up" if typed else "y: yes   any other key: no"
+    return [*words, *_wrapped(keys, columns, "dim")]
+
+
 def _foot(view: View, news: News, full_text: str, columns: int) -> list[Text]:
-    if view.question is not None:
-        words = question_words(view.question, _limits(view.question.job, news))
-        if view.question.fault:
-            return [Text(words, "bold yellow"), Text(view.question.fault, "bold red")]
-        typed = view.question.about in ("filter", "scale")
-        keys = "enter: done   escape: give up" if typed else "y: yes   any other key: no"
-        return [Text(words, "bold yellow"), Text(keys, "dim")]
     hints = Text(_keys(view, columns), style="dim")
     if view.notice is not None:
         return [Text(view.notice.text, "bold red" if view.notice.fault else "bold green"), hints]
     if news.trouble:
         return [Text(news.trouble, style="bold red"), hints]
     return [Text(full_text), hints]
+
+
+def _wrapped(words: str, columns: int, style: str) -> list[Text]:
+    """Return the words on as many lines as they need: who answers a question has to see all of it."""
+    return [Text(line, style) for line in textwrap.wrap(words, columns) or [""]]
 
 
 def _limits(job: str, news: News) -> str:

@@ -7,6 +7,7 @@ order; names, shapes and dtypes show which tensors correspond.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -246,8 +247,7 @@ def _row(part: str, theirs: Mapping[str, Described], ours: Mapping[str, Describe
         n for n in [*theirs, *(n for n in ours if n not in theirs)] if _digest(theirs, n) != _digest(ours, n)
     ]
     if not differing:
-        text = f"{len(theirs)} equal" if theirs else NOTHING
-        return Row(part, text, text)
+        return Row(part, _whole(theirs), _whole(ours))
     name = differing[0]
     more = f" (and {len(differing) - 1} more of {len(theirs)})" if len(differing) > 1 else ""
     return Row(
@@ -255,6 +255,16 @@ def _row(part: str, theirs: Mapping[str, Described], ours: Mapping[str, Describe
         f"{name} {_digest(theirs, name)[:16]}{more}",
         f"{name} {_digest(ours, name)[:16] or 'absent'}{more}",
     )
+
+
+def _whole(tensors: Mapping[str, Described]) -> str:
+    """Return how many tensors are equal, and the beginning of the sha256 of their names and digests."""
+    if not tensors:
+        return NOTHING
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(f"{name} {_digest(tensors, name)}\n".encode())
+    return f"{len(tensors)} equal, sha256 {digest.hexdigest()[:16]}"
 
 
 def _digest(tensors: Mapping[str, Described], name: str) -> str:

@@ -25,6 +25,7 @@ _ALARMING = (
     "refused",
     "unusable",
     "forgotten",
+    "incomplete",
     "faulty",
     "liar",  # earlier releases' word for "faulty"
     "undecided",

@@ -26,6 +26,7 @@ from elastane.pipeline.link_meter import LinkMeter
 from elastane.rng import Parts
 from elastane.runtime import probes
 from elastane.runtime.blocking import finish
+from elastane.runtime.epoch_progress import LastValues, last_values
 from elastane.runtime.est_step import EstStep
 from elastane.runtime.pipeline_body import PipelineBody
 from elastane.runtime.pipelines.actions import PipelineActions
@@ -344,13 +345,9 @@ class PipelineRunner:
         """True if the step's sums are complete."""
         return bool(self._turns)
 
-    def last_values(self) -> dict[str, float]:
+    def last_values(self) -> LastValues:
         """Return the means of the last step's logged values over this worker's home ESTs."""
-        values: dict[str, list[float]] = {}
-        for task in self._protocol.step.tasks:
-            for name, value in task.metrics.items():
-                values.setdefault(name, []).append(value)
-        return {name: sum(found) / len(found) for name, found in values.items()}
+        return last_values(self._protocol.step.tasks, self._parts.source.num_ests)
 
     # ------------------------------------------------------------------ checks
 

@@ -35,6 +35,8 @@ CONTEXT_BYTES = 10_240
 SESSIONS_A_PROCESS = 2_500
 LEAD_SECONDS = 1.0
 """Pause between the last Go and the first step, so that work left from forming the ring is not measured."""
+GENERATOR_DRAWS = (10, 100)
+"""Values drawn a step from Python's and from torch's generator, as in augmentation of samples."""
 MEBIBYTE = 2**20
 BENDS = (
     "the master's one thread is busy for longer than the step lasts: docs/scaling.md has what a message costs"
@@ -43,7 +45,10 @@ BENDS = (
 
 @dataclass(frozen=True)
 class Case:
-    """One case. sessions: number of workers. changed: parts of the context (of 3) sent each step."""
+    """One case. sessions: number of workers. changed: parts of the context (of 3) sent each step.
+
+    draws: the parts are Python's and torch's generators, with so many draws a step, sent in this form.
+    """
 
     sessions: int
     steps: int
@@ -51,6 +56,8 @@ class Case:
     changed: int = 3
     period_seconds: float = 1.0
     context_bytes: int = CONTEXT_BYTES
+    draws: int = 0
+    form: str = "positions"
 
 
 @dataclass
@@ -80,6 +87,8 @@ class Clients:
             numbers = (number, count, case.sessions * case.ests_each, case.context_bytes, case.changed)
             command = [sys.executable, script, address, "scale", *map(str, numbers)]
             command += [str(case.period_seconds), str(case.steps), str(number)]
+            if case.draws:
+                command += [str(case.draws), case.form]
             self._processes.append(
                 subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             )
@@ -218,6 +227,9 @@ def benchmark(args: argparse.Namespace, report: Report) -> None:
     if not args.only_sizes:
         few = Case(1000, steps, ests_each=5, period_seconds=args.period)
         report.rows += rows("1,000 sessions of 5 ESTs", measure(few))
+        for draws in GENERATOR_DRAWS:
+            drawn = Case(1000, steps, period_seconds=args.period, draws=draws)
+            report.rows += rows(f"1,000 sessions, generators that draw {draws:,} values", measure(drawn))
         small = Case(5000, steps, period_seconds=args.period, context_bytes=64)
         report.rows += rows("5,000 sessions, contexts of 64 bytes", measure(small))
     report.facts["contexts"] = f"{args.context_bytes} bytes of each EST, all of it sent each step"

@@ -1,13 +1,15 @@
 """Simulates many workers in one process: Attend sessions with a connection each.
 
-attend_sessions.py ADDRESS JOB FIRST COUNT ESTS BYTES CHANGED PERIOD STEPS SEED
+attend_sessions.py ADDRESS JOB FIRST COUNT ESTS BYTES CHANGED PERIOD STEPS SEED [DRAWS FORM]
 
 Simulates COUNT workers, numbered from FIRST, of a job of ESTS, each with a context of BYTES in three parts,
-of which CHANGED (1 to 3) are sent each step. Workers send Hello and answer Prepare and Load as real ones do.
-When all have received Go it prints "go" and waits for a line with a time (CLOCK_MONOTONIC). From then on all
-report their steps together, every PERIOD seconds or as soon as the previous step is prepared, and send
-heartbeats at the interval of Welcome. Prints JSON: for each step, when its last report was sent and when each
-session received its Prepared.
+of which CHANGED (1 to 3) are sent each step. With DRAWS the parts are instead the states of Python's and
+torch's generators, each of which draws as many values a step; FORM is "whole", or "positions" where the words
+stay the same. Workers send Hello and answer Prepare and Load as real ones do. When all have received Go it
+prints "go" and waits for a line with a time (CLOCK_MONOTONIC). From then on all report their steps together,
+every PERIOD seconds or as soon as the previous step is prepared, and send heartbeats at the interval of
+Welcome. Prints JSON: for each step, when its last report was sent and when each session received its
+Prepared.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import struct
 import sys
 import time
+from itertools import pairwise
 
 from bare_http2 import BareStream
 
+from elastane_proto.generator_positions import find_position
 from elastane_proto.v1 import common_pb2, ring_pb2
 
 CONNECTING_MAX = 100
@@ -92,11 +97,15 @@ class Worker:
     def go(self, go: ring_pb2.Go) -> None:
         self.generation = go.generation
         self.ranks = range(go.contexts[0].virtual_rank, go.contexts[-1].virtual_rank + 1)
-        self.bodies = [self.group.body(self.generation, self.ranks, variant) for variant in (0, 1)]
+        if self.group.states is None:
+            self.bodies = [self.group.body(self.generation, self.ranks, variant) for variant in (0, 1)]
         self.group.got_go()
 
     def report(self, step: int) -> None:
-        body = self.bodies[step % 2] if step else self.group.first_body(self.generation, self.ranks)
+        if self.group.states is not None:
+            body = self.group.drawn_body(self.generation, self.ranks, step)
+        else:
+            body = self.bodies[step % 2] if step else self.group.first_body(self.generation, self.ranks)
         # Serialized fields can be concatenated: append the step to the rest, which was serialized before.
         body += _tag(ring_pb2.StepReport.STEP_FIELD_NUMBER, 0) + _number(step)
         tag = _tag(ring_pb2.AttendRequest.STEP_REPORT_FIELD_NUMBER, 2)
@@ -132,6 +141,42 @@ class Group:
         sizes = (size // 2, size // 4, size - size // 2 - size // 4)
         self.parts = [[draw.randbytes(length) for length in sizes] for _ in range(2)]
         self.changed = changed
+        #: Of all ESTs, at the start of each step, and by step what is sent of them; None: parts are random.
+        self.states: list[dict[str, bytes]] | None = None
+        self.deltas: list[common_pb2.EstContext] = []
+
+    def draw(self, draws: int, steps: int, form: str) -> None:
+        """Make real generators' states of all steps. form: "whole" or "positions"."""
+        assert form in ("whole", "positions"), form
+        engine = random.Random(1)
+        engine.getrandbits(32)
+        self.states = []
+        for _ in range(steps + 1):
+            version, (*words, drawn), _ = engine.getstate()
+            python = struct.pack("<I624II9s", version, *words, drawn, b"")
+            torch = struct.pack("<QiiQ624Q40s", 1, 625 - drawn, 1, drawn, *words, b"")
+            self.states.append({"python": python, "torch_cpu": torch})
+            engine.getrandbits(32 * draws)
+        for step, (before, after) in enumerate(pairwise(self.states)):
+            delta = common_pb2.EstContext(delta=True)
+            for name, state in after.items():
+                part = f"rng/{name}"
+                found = find_position(part, before[name], state) if step and form == "positions" else None
+                if found is None:
+                    setattr(delta.rng, name, state)
+                else:
+                    delta.positions.add(name=part, beside_words=found.beside_words, checksum=found.checksum)
+            self.deltas.append(delta)
+
+    def drawn_body(self, generation: int, ranks: range, step: int) -> bytes:
+        """Serialize a StepReport with the states that the generators have after it."""
+        report = ring_pb2.StepReport(generation=generation)
+        for rank in ranks:
+            context = report.contexts.add()
+            context.CopyFrom(self.deltas[step])
+            context.virtual_rank = rank
+            report.tasks.add(virtual_rank=rank).range.CopyFrom(common_pb2.Range(start=rank, end=rank + 1))
+        return report.SerializeToString()
 
     def fail(self, why: str) -> None:
         if not self.failed.done():
@@ -243,6 +288,8 @@ async def main() -> None:
     period, steps, seed = float(sys.argv[8]), int(sys.argv[9]), int(sys.argv[10])
     host, _, port = address.rpartition(":")
     group = Group(job, first, count, ests, size, changed, seed)
+    if len(sys.argv) > 11:
+        group.draw(int(sys.argv[11]), steps, sys.argv[12])
 
     async def work() -> None:
         await group.join(host, int(port))

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Mapping
 from typing import Final
 
+from elastane_proto.generator_positions import GeneratorPosition
 from elastane_proto.v1 import common_pb2
 
 Parts = dict[str, bytes]
@@ -43,11 +44,21 @@ def unpack_loader(part: bytes) -> tuple[int, int, int | None]:
 
 
 def context_to_proto(
-    virtual_rank: int, step: int, parts: Mapping[str, bytes], *, delta: bool = False
+    virtual_rank: int,
+    step: int,
+    parts: Mapping[str, bytes],
+    *,
+    delta: bool = False,
+    positions: Mapping[str, GeneratorPosition] | None = None,
 ) -> common_pb2.EstContext:
-    """Return the wire form of one context, or with `delta` of its changed parts. Raises ValueError."""
+    """Return the wire form of one context, or with `delta` of its changed parts. Raises ValueError.
+
+    positions: of a delta: generators that are not in `parts`, by name.
+    """
     message = common_pb2.EstContext()
     fill_context(message, virtual_rank, step, parts, delta=delta)
+    for name, position in (positions or {}).items():
+        message.positions.add(name=name, beside_words=position.beside_words, checksum=position.checksum)
     return message
 
 
@@ -95,7 +106,25 @@ def fill_loader(message: common_pb2.LoaderPosition, part: bytes) -> None:
 
 
 def context_from_proto(message: common_pb2.EstContext) -> Parts:
-    """Return the flat form of a context or delta, with only the fields that are present."""
+    """Return the flat form of a context or delta, with only the fields that are present.
+
+    Raises ValueError for one with positions: it has only part of what changed.
+    """
+    if message.positions:
+        raise ValueError(f"the context of EST {message.virtual_rank} has positions of generators")
+    return parts_from_proto(message)
+
+
+def positions_from_proto(message: common_pb2.EstContext) -> dict[str, GeneratorPosition]:
+    """Return the positions of a delta by the names of their parts."""
+    return {
+        position.name: GeneratorPosition(position.beside_words, position.checksum)
+        for position in message.positions
+    }
+
+
+def parts_from_proto(message: common_pb2.EstContext) -> Parts:
+    """Return the parts of a context or delta that are whole, for who reads `positions_from_proto`, too."""
     parts = _rng_parts("rng/", message.rng) if message.HasField("rng") else {}
     if message.HasField("loader"):
         loader = message.loader

@@ -120,7 +120,10 @@ def attend_requests(generation: int, step: int) -> list[ring_pb2.AttendRequest]:
     report = ring_pb2.StepReport(generation=generation, step=step)
     loaded = ring_pb2.Loaded(generation=generation, step=step)
     for rank in range(2):
-        report.contexts.add(virtual_rank=rank, step=step + 1, delta=True).rng.python = b"after"
+        context = report.contexts.add(virtual_rank=rank, step=step + 1, delta=True)
+        context.rng.python = b"after"
+        if step % 2:
+            context.positions.add(name="rng/torch_cpu", beside_words=b"beside", checksum=1)
         report.tasks.add(virtual_rank=rank, samples=[rank]).range.end = 1
         loaded.contexts.add(virtual_rank=rank, step=step).rng.python = b"before"
     saved = ring_pb2.Saved(checkpoint="step-0", step=step)

@@ -294,6 +294,19 @@ MUTANTS = (
         "rank: context",
     ),
     Mutant(
+        "a generator's position is reported in words that the master does not have",
+        "elastane.runtime.hosted_contexts",
+        "_delta(self.known[rank], context) if positions",
+        "_delta(self.now[rank], context) if positions",
+    ),
+    Mutant(
+        "words that have changed are left out of a report, and nobody compares",
+        "elastane_proto.generator_positions",
+        " == size or before[start:end] != after[start:end]:\n        return None\n",
+        " == size:\n        return None\n",
+        (("    if zlib.crc32(after) != position.checksum:\n", "    if not after:\n"),),
+    ),
+    Mutant(
         "what EST 0 alone draws between epochs counts for all",
         "elastane.runtime.interval_draws",
         "        self.anchor, self.fresh = states, {}\n        if 0 in self.whole:",

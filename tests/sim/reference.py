@@ -38,9 +38,13 @@ def initial_weights(lineage: int) -> bytes:
 
 
 def initial_context(rank: int) -> Context:
-    """Return the context of an EST before step 0. One part never changes, so no delta contains it."""
+    """Return the context of an EST before step 0. One part never changes, so no delta contains it.
+
+    Generators of odd ranks are near the end of their block, so that some steps twist it.
+    """
     generator = random.Random(rank)
-    generator.getrandbits(32)  # the block of words is computed: distances between states are found at once
+    # The block of words is computed: distances between states are found at once.
+    generator.getrandbits(32 * (600 if rank % 2 else 1))
     return {"rng/python": _state(generator), "item/fixed": b"fixed-%d" % rank}
 
 

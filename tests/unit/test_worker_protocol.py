@@ -585,3 +585,22 @@ def test_who_is_sent_away_stops_to_follow() -> None:
         getattr(message, name).SetInParent()
         assert followed().receive(message).stop_following
     assert followed().evict().stop_following
+
+
+def test_a_report_with_positions_is_not_repeated_to_a_master_that_would_leave_them_out() -> None:
+    for positions in (True, False):
+        protocol = in_ring()
+        for step in (0, 1):
+            protocol.begin_step()
+            report = ring_pb2.StepReport(generation=1, step=step)
+            report.contexts.add(delta=True).positions.add(name="rng/python", checksum=step)
+            protocol.report(report)
+            if step == 0:
+                protocol.prepared(ring_pb2.Prepared(generation=1, step=0))
+                protocol.begin_apply(0)
+                protocol.end_apply(0)
+        welcome = ring_pb2.Welcome(generation=1, resumed=True, reports_from=0, generator_positions=positions)
+        outcome = protocol.welcome(welcome)
+        assert protocol.takes_positions is positions
+        assert kinds(outcome) == (["step_report", "step_report"] if positions else [])
+        assert outcome.abort is not positions, "it leaves the ring, and is given whole contexts with the next"

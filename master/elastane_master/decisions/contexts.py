@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from elastane_master.decisions.events import ContextDelta, Parts, Rejection
+from elastane_proto.generator_positions import PositionError, at_position
 
 
 class ContextTable(msgspec.Struct):
@@ -31,12 +32,12 @@ class ContextTable(msgspec.Struct):
         return tuple(enumerate(self.steps[step][start:end], start))
 
     def after(self, step: int, deltas: Iterable[ContextDelta]) -> dict[int, Parts]:
-        """Return the contexts after `step` by virtual rank: each delta merged into the context before it."""
+        """Return the contexts after `step` by virtual rank: each delta merged into the context before it.
+
+        Raises Rejection for a generator's position in words that the context before does not have.
+        """
         before = self.steps[step]
-        return {
-            delta.virtual_rank: {**before[delta.virtual_rank], **delta.parts} if delta.delta else delta.parts
-            for delta in deltas
-        }
+        return {delta.virtual_rank: _after(before[delta.virtual_rank], delta) for delta in deltas}
 
     def put(self, step: int, contexts: Sequence[Parts]) -> None:
         """Store the complete set of `step`; a replay's set replaces that of the first run."""
@@ -54,6 +55,38 @@ class ContextTable(msgspec.Struct):
     def bytes(self) -> int:
         """Total size of all sets in bytes, without the names of the parts."""
         return sum(parts_bytes(parts) for contexts in self.steps.values() for parts in contexts)
+
+
+def _after(before: Parts, delta: ContextDelta) -> Parts:
+    """Return the complete context after a delta to `before`."""
+    if not delta.delta:
+        require_whole([delta])
+        return delta.parts
+    after = {**before, **delta.parts}
+    for name, position in delta.positions.items():
+        try:
+            after[name] = at_position(name, before.get(name, b""), position)
+        except PositionError as error:
+            raise Rejection(
+                "mismatch",
+                f"the context of EST {delta.virtual_rank} cannot be put together: {error}",
+                hint="the memory of the worker or of the master may be faulty; start the worker again",
+                virtual_rank=delta.virtual_rank,
+                part=name,
+            ) from None
+    return after
+
+
+def require_whole(deltas: Iterable[ContextDelta]) -> None:
+    """Raise Rejection for positions of generators: only a step report's delta follows a stored context."""
+    for delta in deltas:
+        if delta.positions:
+            raise Rejection(
+                "invalid_argument",
+                f"the context of EST {delta.virtual_rank} has positions of generators",
+                hint="positions are read in deltas of a StepReport only; send the states",
+                virtual_rank=delta.virtual_rank,
+            )
 
 
 def parts_bytes(parts: Parts) -> int:

@@ -15,6 +15,7 @@ import msgspec
 from elastane_master.decisions.event import Event as Event
 from elastane_master.decisions.slot_events import AnySlotEvent
 from elastane_master.decisions.stages import StagePlan
+from elastane_proto.generator_positions import GeneratorPosition
 from elastane_proto.job_settings import OverBudget, SpotPolicy
 from elastane_shards.settings import QueueSettings
 
@@ -88,11 +89,15 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 class ContextDelta(msgspec.Struct, frozen=True):
-    """Parts of one EST's context that changed in a step (or all of them: `delta` False)."""
+    """Parts of one EST's context that changed in a step (or all of them: `delta` False).
+
+    positions: of a step report's delta: generators whose words are those of the context before.
+    """
 
     virtual_rank: int
     parts: Parts
     delta: bool = True
+    positions: dict[str, GeneratorPosition] = {}
 
 
 class StepTask(msgspec.Struct, frozen=True):

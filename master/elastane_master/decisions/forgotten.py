@@ -140,8 +140,11 @@ def restore(ctx: DecisionContext) -> None:
         parts = _whole(steps.brought.get(step, ()), state.settings.ests, least)
         if not parts:
             break
+        try:
+            after = state.contexts.after(step, (delta for part in parts for delta in part.contexts))
+        except Rejection:  # brought to another context than the store has: the step is not whole
+            break
         least = parts[0].generation
-        after = state.contexts.after(step, (delta for part in parts for delta in part.contexts))
         state.contexts.put(step + 1, [after[rank] for rank in sorted(after)])
         tasks = tuple((part.worker, task) for part in parts for task in part.tasks)
         steps.prepared_steps[step] = PreparedStep(parts[0].epoch, least, tasks)

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 import msgspec
 
 from elastane_master.decisions import endings, held_state, life, ring
+from elastane_master.decisions.contexts import require_whole
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import IntervalDecided, Member
 from elastane_master.decisions.events import Change, IntervalReported, Parts, Rejection
@@ -228,3 +229,4 @@ def _check_ranks(event: IntervalReported, ests: int) -> None:
             hint="report deltas of the hosted ESTs once, in ascending order",
             worker=event.worker,
         )
+    require_whole(event.contexts)

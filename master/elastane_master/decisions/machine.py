@@ -73,13 +73,13 @@ from elastane_master.decisions.state import JobState
 from elastane_proto.history import events as history
 from elastane_proto.job_settings import JobSettings
 
-VERSION = 3
+VERSION = 4
 """Version of the snapshot.
 
 Version 2: tasks leased as a run are one entry of a queue's snapshot. Version 3: cost, and a limit on the wait
-for workers.
+for workers. Version 4: reports of steps have positions of generators, which an older master would leave out.
 """
-VERSIONS_READ = (1, 2, VERSION)
+VERSIONS_READ = (1, 2, 3, VERSION)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 

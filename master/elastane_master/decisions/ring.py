@@ -30,7 +30,7 @@ from elastane_master.decisions import (
     unit_holders,
 )
 from elastane_master.decisions.assignment import Choice
-from elastane_master.decisions.contexts import require_ranks
+from elastane_master.decisions.contexts import require_ranks, require_whole
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Drain
 from elastane_master.decisions.events import LoadedReported, ReadyReported, Rejection, RingBrokenReported
@@ -228,6 +228,7 @@ def loaded(ctx: DecisionContext, event: LoadedReported) -> None:
     if ring.members[0].worker != event.worker:
         raise Rejection("invalid_argument", f"{event.worker} is not the leader and was not asked to load")
     require_ranks(event.contexts, 0, state.settings.ests, worker=event.worker)
+    require_whole(event.contexts)
     if event.step < 0 or event.step > (state.total_steps or event.step):
         raise Rejection(
             "invalid_argument",

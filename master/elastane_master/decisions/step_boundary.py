@@ -73,6 +73,7 @@ def report_step(ctx: DecisionContext, event: StepReported) -> None:
     if event.worker in steps.reports:
         return
     _check_report(ctx, event, member)
+    contexts = state.contexts.after(event.step, event.contexts)
     if endings.goes_on(ctx, event.worker):
         return
     ctx.touch()
@@ -82,7 +83,6 @@ def report_step(ctx: DecisionContext, event: StepReported) -> None:
     if member.start == 0 and not steps.ready_order:
         steps.ready_order = event.ready_order
     digests = (event.settings_digest, event.state_digest)
-    contexts = state.contexts.after(event.step, event.contexts)
     steps.report(event.worker, contexts, event.tasks, event.epoch, digests)
     ctx.queues.step_reported(event.worker, range(member.start, member.end))
     ring.commit_applied(ctx)

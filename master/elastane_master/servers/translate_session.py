@@ -125,7 +125,10 @@ _EVENTS = Codec(
             "process": Field(read=lambda process: process[: versions.PROCESS_BYTES]),
             "process_clock": Field(read=lambda clock: clip(clock, NAME_CHARACTERS_MAX)),
         },
-        events.ContextDelta: {"parts": Field(get=contexts.context_from_proto)},
+        events.ContextDelta: {
+            "parts": Field(get=contexts.parts_from_proto),
+            "positions": Field(get=contexts.positions_from_proto),
+        },
         events.StepTask: RANGE,
         events.AppliedReported: {
             "between_steps": Field("phase", read=partial(eq, ring_pb2.TRAINER_PHASE_BETWEEN)),
@@ -347,3 +350,4 @@ def _fill_settings(welcome: ring_pb2.Welcome, settings: JobSettings) -> None:
     interval = min(wanted, settings.heartbeat_timeout_seconds / _HEARTBEATS_PER_TIMEOUT)
     welcome.heartbeat_interval.CopyFrom(duration(interval))
     welcome.version = str(versions.PROTOCOL)
+    welcome.generator_positions = True

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65lastane_proto/v1/common.proto\x12\x0b\x65lastane.v1\"#\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x03\"\x9b\x01\n\tRngStates\x12\x13\n\x06python\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x12\n\x05numpy\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x12\x16\n\ttorch_cpu\x18\x03 \x01(\x0cH\x02\x88\x01\x01\x12\x19\n\x0ctorch_device\x18\x04 \x01(\x0cH\x03\x88\x01\x01\x42\t\n\x07_pythonB\x08\n\x06_numpyB\x0c\n\n_torch_cpuB\x0f\n\r_torch_device\"T\n\x0eLoaderPosition\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x16\n\tbase_seed\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x0c\n\n_base_seed\"\xac\x01\n\x0f\x44\x61taWorkerState\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12#\n\x03rng\x18\x02 \x01(\x0b\x32\x16.elastane.v1.RngStates\x12\x36\n\x05items\x18\x03 \x03(\x0b\x32\'.elastane.v1.DataWorkerState.ItemsEntry\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xa1\x02\n\nEstContext\x12\x14\n\x0cvirtual_rank\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12#\n\x03rng\x18\x03 \x01(\x0b\x32\x16.elastane.v1.RngStates\x12+\n\x06loader\x18\x04 \x01(\x0b\x32\x1b.elastane.v1.LoaderPosition\x12-\n\x07streams\x18\x05 \x03(\x0b\x32\x1c.elastane.v1.DataWorkerState\x12\x31\n\x05items\x18\x06 \x03(\x0b\x32\".elastane.v1.EstContext.ItemsEntry\x12\r\n\x05\x64\x65lta\x18\x07 \x01(\x08\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"!\n\nExtraState\x12\x13\n\x0bready_order\x18\x01 \x03(\r*b\n\x0c\x43\x61pacityType\x12\x1d\n\x19\x43\x41PACITY_TYPE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41PACITY_TYPE_SPOT\x10\x01\x12\x1b\n\x17\x43\x41PACITY_TYPE_ON_DEMAND\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65lastane_proto/v1/common.proto\x12\x0b\x65lastane.v1\"#\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x03\"\x9b\x01\n\tRngStates\x12\x13\n\x06python\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x12\n\x05numpy\x18\x02 \x01(\x0cH\x01\x88\x01\x01\x12\x16\n\ttorch_cpu\x18\x03 \x01(\x0cH\x02\x88\x01\x01\x12\x19\n\x0ctorch_device\x18\x04 \x01(\x0cH\x03\x88\x01\x01\x42\t\n\x07_pythonB\x08\n\x06_numpyB\x0c\n\n_torch_cpuB\x0f\n\r_torch_device\"T\n\x0eLoaderPosition\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12\r\n\x05\x62\x61tch\x18\x02 \x01(\x03\x12\x16\n\tbase_seed\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x0c\n\n_base_seed\"\xac\x01\n\x0f\x44\x61taWorkerState\x12\x0e\n\x06stream\x18\x01 \x01(\r\x12#\n\x03rng\x18\x02 \x01(\x0b\x32\x16.elastane.v1.RngStates\x12\x36\n\x05items\x18\x03 \x03(\x0b\x32\'.elastane.v1.DataWorkerState.ItemsEntry\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"I\n\x11GeneratorPosition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x62\x65side_words\x18\x02 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x03 \x01(\x07\"\xd4\x02\n\nEstContext\x12\x14\n\x0cvirtual_rank\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12#\n\x03rng\x18\x03 \x01(\x0b\x32\x16.elastane.v1.RngStates\x12+\n\x06loader\x18\x04 \x01(\x0b\x32\x1b.elastane.v1.LoaderPosition\x12-\n\x07streams\x18\x05 \x03(\x0b\x32\x1c.elastane.v1.DataWorkerState\x12\x31\n\x05items\x18\x06 \x03(\x0b\x32\".elastane.v1.EstContext.ItemsEntry\x12\r\n\x05\x64\x65lta\x18\x07 \x01(\x08\x12\x31\n\tpositions\x18\x08 \x03(\x0b\x32\x1e.elastane.v1.GeneratorPosition\x1a,\n\nItemsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"!\n\nExtraState\x12\x13\n\x0bready_order\x18\x01 \x03(\r*b\n\x0c\x43\x61pacityType\x12\x1d\n\x19\x43\x41PACITY_TYPE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43\x41PACITY_TYPE_SPOT\x10\x01\x12\x1b\n\x17\x43\x41PACITY_TYPE_ON_DEMAND\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DATAWORKERSTATE_ITEMSENTRY']._serialized_options = b'8\001'
   _globals['_ESTCONTEXT_ITEMSENTRY']._loaded_options = None
   _globals['_ESTCONTEXT_ITEMSENTRY']._serialized_options = b'8\001'
-  _globals['_CAPACITYTYPE']._serialized_start=830
-  _globals['_CAPACITYTYPE']._serialized_end=928
+  _globals['_CAPACITYTYPE']._serialized_start=956
+  _globals['_CAPACITYTYPE']._serialized_end=1054
   _globals['_RANGE']._serialized_start=47
   _globals['_RANGE']._serialized_end=82
   _globals['_RNGSTATES']._serialized_start=85
@@ -47,10 +47,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DATAWORKERSTATE']._serialized_end=501
   _globals['_DATAWORKERSTATE_ITEMSENTRY']._serialized_start=457
   _globals['_DATAWORKERSTATE_ITEMSENTRY']._serialized_end=501
-  _globals['_ESTCONTEXT']._serialized_start=504
-  _globals['_ESTCONTEXT']._serialized_end=793
+  _globals['_GENERATORPOSITION']._serialized_start=503
+  _globals['_GENERATORPOSITION']._serialized_end=576
+  _globals['_ESTCONTEXT']._serialized_start=579
+  _globals['_ESTCONTEXT']._serialized_end=919
   _globals['_ESTCONTEXT_ITEMSENTRY']._serialized_start=457
   _globals['_ESTCONTEXT_ITEMSENTRY']._serialized_end=501
-  _globals['_EXTRASTATE']._serialized_start=795
-  _globals['_EXTRASTATE']._serialized_end=828
+  _globals['_EXTRASTATE']._serialized_start=921
+  _globals['_EXTRASTATE']._serialized_end=954
 # @@protoc_insertion_point(module_scope)

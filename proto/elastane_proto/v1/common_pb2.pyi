@@ -63,8 +63,18 @@ class DataWorkerState(_message.Message):
     items: _containers.ScalarMap[str, bytes]
     def __init__(self, stream: _Optional[int] = ..., rng: _Optional[_Union[RngStates, _Mapping]] = ..., items: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
+class GeneratorPosition(_message.Message):
+    __slots__ = ("name", "beside_words", "checksum")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_WORDS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    beside_words: bytes
+    checksum: int
+    def __init__(self, name: _Optional[str] = ..., beside_words: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+
 class EstContext(_message.Message):
-    __slots__ = ("virtual_rank", "step", "rng", "loader", "streams", "items", "delta")
+    __slots__ = ("virtual_rank", "step", "rng", "loader", "streams", "items", "delta", "positions")
     class ItemsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +89,7 @@ class EstContext(_message.Message):
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
     virtual_rank: int
     step: int
     rng: RngStates
@@ -86,7 +97,8 @@ class EstContext(_message.Message):
     streams: _containers.RepeatedCompositeFieldContainer[DataWorkerState]
     items: _containers.ScalarMap[str, bytes]
     delta: bool
-    def __init__(self, virtual_rank: _Optional[int] = ..., step: _Optional[int] = ..., rng: _Optional[_Union[RngStates, _Mapping]] = ..., loader: _Optional[_Union[LoaderPosition, _Mapping]] = ..., streams: _Optional[_Iterable[_Union[DataWorkerState, _Mapping]]] = ..., items: _Optional[_Mapping[str, bytes]] = ..., delta: _Optional[bool] = ...) -> None: ...
+    positions: _containers.RepeatedCompositeFieldContainer[GeneratorPosition]
+    def __init__(self, virtual_rank: _Optional[int] = ..., step: _Optional[int] = ..., rng: _Optional[_Union[RngStates, _Mapping]] = ..., loader: _Optional[_Union[LoaderPosition, _Mapping]] = ..., streams: _Optional[_Iterable[_Union[DataWorkerState, _Mapping]]] = ..., items: _Optional[_Mapping[str, bytes]] = ..., delta: _Optional[bool] = ..., positions: _Optional[_Iterable[_Union[GeneratorPosition, _Mapping]]] = ...) -> None: ...
 
 class ExtraState(_message.Message):
     __slots__ = ("ready_order",)

@@ -56,6 +56,13 @@ def test_a_job_of_before_there_were_costs_goes_on() -> None:
     assert cost.view(again.state, 1002.0) == view
 
 
+def test_a_job_of_before_there_were_positions_goes_on() -> None:
+    snapshot = msgspec.msgpack.decode(restored().snapshot())
+    assert snapshot[0] == VERSION == 4
+    machine = JobMachine.restore(msgspec.msgpack.encode([3, *snapshot[1:]]))
+    assert machine.state == restored().state
+
+
 def test_prices_can_be_set_for_it() -> None:
     machine = restored()
     machine.handle(events.MasterStarted("m"), 1000.0)

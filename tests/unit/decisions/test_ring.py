@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import struct
+
 import pytest
 from job_driver import JobDriver, settings
 
 from elastane_master.decisions import effects, events
-from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.events import ContextDelta, Rejection
+from elastane_master.decisions.machine import JobMachine
+from elastane_proto.generator_positions import GeneratorPosition, find_position
 
 
 def running(*workers: str, ests: int = 4, **changes: object) -> JobDriver:
@@ -82,6 +87,56 @@ def test_a_delta_leaves_other_parts_as_they_were() -> None:
     job = running("a", ests=1)
     job.report("a", 0, contexts=(events.ContextDelta(0, {"rng/python": b"new"}, True),))
     assert job.state.contexts.steps[1][0] == {"rng/python": b"new", "item/x": b"0"}
+
+
+def test_a_generator_whose_position_was_reported_is_stored_whole() -> None:
+    job = running("a", ests=1)
+    states = [random_state(draws) for draws in (0, 3, 600)]
+    job.report("a", 0, contexts=(ContextDelta(0, {"rng/python": states[0]}),))
+    for step in (1, 2):
+        position = find_position("rng/python", states[step - 1], states[step])
+        assert position is not None
+        job.report("a", step, contexts=(ContextDelta(0, {}, positions={"rng/python": position}),))
+        stored = JobMachine.restore(job.machine.snapshot()).state.contexts.steps
+        assert stored[step + 1][0]["rng/python"] == states[step] and stored[step + 1][0]["item/x"] == b"0"
+
+
+def test_a_position_in_other_words_is_refused_and_nothing_is_stored() -> None:
+    job = running("a", ests=1)
+    before, after = random_state(0), random_state(3)
+    job.report("a", 0, contexts=(ContextDelta(0, {"rng/python": before}),))
+    position = find_position("rng/python", before, after)
+    twisted = find_position("rng/python", random_state(1_000), random_state(1_001))
+    assert position is not None and twisted is not None
+    for delta, reason in (
+        (ContextDelta(0, {}, positions={"rng/python": twisted}), "mismatch"),
+        (ContextDelta(0, {}, positions={"rng/numpy": position}), "mismatch"),
+        (ContextDelta(0, {"rng/python": before}, False, {"rng/python": position}), "invalid_argument"),
+    ):
+        with pytest.raises(Rejection) as refused:  # the driver checks that the state is as before
+            job.report("a", 1, contexts=(delta,))
+        assert refused.value.reason == reason
+    assert job.state.steps.prepared == 0
+    job.report("a", 1, contexts=(ContextDelta(0, {}, positions={"rng/python": position}),))
+    assert job.state.contexts.steps[2][0]["rng/python"] == after
+
+
+def test_only_a_step_may_report_positions() -> None:
+    job = JobDriver(settings(1))
+    job.join("a")
+    job.gather()
+    job.ready("a")
+    positions = {"rng/python": GeneratorPosition(b"", 0)}
+    with pytest.raises(Rejection, match="positions of generators"):
+        job.loaded("a", contexts=(ContextDelta(0, {}, False, positions),))
+
+
+def random_state(draws: int) -> bytes:
+    """The state of Python's generator after so many draws and one."""
+    generator = random.Random(1)
+    generator.getrandbits(32 * (draws + 1))
+    version, words, _ = generator.getstate()
+    return struct.pack("<626IBd", version, *words, 0, 0.0)
 
 
 def test_a_join_rides_on_the_next_prepared() -> None:

@@ -22,6 +22,7 @@ from elastane_master.servers.translate_job import decision_message, job_settings
 from elastane_master.servers.translate_session import attend_event, attend_response, hello, rate_report
 from elastane_master.servers.translate_shard import after_token, dataset_settings, task_state
 from elastane_proto import contexts
+from elastane_proto.generator_positions import GeneratorPosition
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.rendezvous import follow_group, group_of, group_secret
 from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2, shard_pb2
@@ -126,6 +127,31 @@ def a_context(rank: int) -> common_pb2.EstContext:
         "item/counter": b"\x00",
     }
     return contexts.context_to_proto(rank, 3, parts, delta=True)
+
+
+def a_context_of_positions() -> common_pb2.EstContext:
+    positions = {
+        "stream/1/rng/python": GeneratorPosition(b"beside", 2**32 - 1),
+        "rng/torch_cpu": GeneratorPosition(b"", 0),
+    }
+    return contexts.context_to_proto(1, 3, {"rng/numpy": b"n"}, delta=True, positions=positions)
+
+
+def test_positions_of_generators_are_read_or_refused() -> None:
+    message = common_pb2.EstContext.FromString(a_context_of_positions().SerializeToString())
+    report = ring_pb2.StepReport(generation=1, step=2, contexts=[message])
+    event = attend_event(ring_pb2.AttendRequest(step_report=report), "a", "1")
+    assert isinstance(event, events.StepReported)
+    (delta,) = event.contexts
+    assert delta.parts == {"rng/numpy": b"n"} and delta.positions == {
+        "stream/1/rng/python": GeneratorPosition(b"beside", 2**32 - 1),
+        "rng/torch_cpu": GeneratorPosition(b"", 0),
+    }
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=events.StepReported) == event
+    with pytest.raises(ValueError, match="positions of generators"):
+        contexts.context_from_proto(message)
+    older = {"virtual_rank": 1, "parts": {"rng/numpy": b"n"}, "delta": True}
+    assert msgspec.convert(older, events.ContextDelta).positions == {}
 
 
 MESSAGES = [
@@ -330,12 +356,12 @@ def test_a_servicer_without_a_method_is_found_at_the_start() -> None:
 def test_what_all_workers_get_alike_is_encoded_once_and_says_the_same() -> None:
     settings = JobSettings(ests=2)
     other = effects.Go(3, 5, (MEMBER,), (0,), (), ((1, {"rng/numpy": b"n"}),), ())
-    moved = msgspec.structs.replace(other, members=(effects.Member("w", 0, 1, "h:2"),))
+    at_position = msgspec.structs.replace(other, members=(effects.Member("w", 0, 1, "h:2"),))
     elsewhere = effects.Prepare(3, (effects.Member("w", 0, 1, "h:2"),), "why")
     next_shard = effects.Prepared(3, 5, (1, 0), None, msgspec.structs.replace(CHECKPOINT, shard=1))
     plain = effects.Prepared(3, 5, ())
     joins = effects.Prepared(3, 5, (), PREPARE, None)
-    moves = effects.Prepared(3, 5, (), elsewhere, None)
+    positions = effects.Prepared(3, 5, (), elsewhere, None)
     later = effects.Prepared(3, 6, (), PREPARE, None)
     finishes = msgspec.structs.replace(PREPARE, prepared_until=6)
     finishes_later = effects.Prepared(3, 5, (), finishes, None)
@@ -346,13 +372,13 @@ def test_what_all_workers_get_alike_is_encoded_once_and_says_the_same() -> None:
             joins,
             plain,
             joins,
-            moves,
+            positions,
             later,
             joins,
             finishes_later,
             PREPARE,
             finishes,
-            moved,
+            at_position,
             next_shard,
             plain,
             plain,

@@ -22,6 +22,8 @@ from typing import Final
 
 from elastane.context import EstContext, Parts
 from elastane.rng_draws import advance
+from elastane_proto.contexts import context_to_proto
+from elastane_proto.generator_positions import find_position
 from elastane_proto.v1 import common_pb2, ring_pb2
 
 Change = int | bytes
@@ -51,9 +53,15 @@ class HostedContexts:
         """
         self.take(self.now | _received(decided.contexts), step, decided)
 
-    def reported(self, after: Mapping[int, EstContext]) -> list[common_pb2.EstContext]:
-        """Return what is reported of the contexts after a step: the parts that the master does not have."""
-        return [context.to_proto(self.known[rank]) for rank, context in after.items()]
+    def reported(self, after: Mapping[int, EstContext], *, positions: bool) -> list[common_pb2.EstContext]:
+        """Return what is reported of the contexts after a step: the parts that the master does not have.
+
+        positions: the master reads positions of generators, which most states are sent as.
+        """
+        return [
+            _delta(self.known[rank], context) if positions else context.to_proto(self.known[rank])
+            for rank, context in after.items()
+        ]
 
     def applied(self, after: dict[int, EstContext]) -> None:
         """Adopt the contexts after a step that was applied; the master has them."""
@@ -67,6 +75,16 @@ class HostedContexts:
     def is_open(self, step: int) -> bool:
         """True if contexts of `step`, the first of an epoch, are from before the code that precedes it."""
         return any(not _is_behind(context, step) for context in self.now.values())
+
+
+def _delta(base: EstContext, context: EstContext) -> common_pb2.EstContext:
+    parts, positions = context.delta(base), {}
+    for name in list(parts):
+        position = find_position(name, base.parts.get(name, b""), parts[name])
+        if position is not None:
+            positions[name] = position
+            del parts[name]
+    return context_to_proto(context.virtual_rank, context.step, parts, delta=True, positions=positions)
 
 
 def _received(messages: Iterable[common_pb2.EstContext]) -> dict[int, EstContext]:

@@ -74,6 +74,8 @@ class WorkerProtocol:
     #: True while the user's code runs between two epochs: no lease is running.
     between_steps: bool = False
     ready_order: list[int] = field(default_factory=list)
+    #: The master reads positions of generators in step reports.
+    takes_positions: bool = False
     load: ring_pb2.Load | None = None
     go: ring_pb2.Go | None = None
     #: A planned change that came with Prepared; takes effect once the step is applied.
@@ -303,10 +305,17 @@ class WorkerProtocol:
         """
         # As Hello said it: until a Go confirms what was loaded, this master may never have known of it.
         self.holds_state = self.holds_state and not self.unconfirmed
+        self.takes_positions = message.generator_positions
+        resumed = message.resumed
+        if not self.takes_positions:
+            # An older master would leave positions out without a word, and cannot read this job's store.
+            self._kept = deque(kept for kept in self._kept if not _has_positions(kept))
+            self._kept_bytes = sum(kept.step_report.ByteSize() for kept in self._kept)
+            resumed = resumed and not (self._report is not None and _has_positions(self._report))
         again: list[ring_pb2.AttendRequest] = []
         if message.HasField("reports_from"):
             again = [kept for kept in self._kept if kept.step_report.step >= message.reports_from]
-        if not message.resumed:
+        if not resumed:
             outcome = self.evict()
             outcome.send.extend(again)
         else:
@@ -613,3 +622,8 @@ class WorkerProtocol:
         self.go = None
         self._loaded = None
         return Outcome(send=[self._ready()])
+
+
+def _has_positions(report: ring_pb2.AttendRequest) -> bool:
+    """True if a step report has contexts with positions of generators."""
+    return any(context.positions for context in report.step_report.contexts)

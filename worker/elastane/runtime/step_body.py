@@ -298,7 +298,8 @@ class StepBody(Generic[T]):
             epoch=turn.step // self._steps_per_epoch,
             tasks=state.tasks,
         )
-        report.contexts.extend(self._contexts.reported(state.contexts))
+        contexts = self._contexts.reported(state.contexts, positions=self._protocol.takes_positions)
+        report.contexts.extend(contexts)
         # Only EST 0's order decides the layout, as rank 0's does under DDP.
         if 0 in state.contexts and actions.decides_layout(turn.step):
             report.extra.ready_order.extend(actions.ready_order())

@@ -94,8 +94,7 @@ def _row(
     if row.met is False:
         row.note += (
             "; to add in gloo's order for N ranks, partial sums make 2P-1 hops instead of 2(P-1), with"
-            " (N-1)/N + (P-1)/P of the vector sent instead of 2(P-1)/P, and each hop waits for gloo's thread,"
-            " which polls on a core that the sums need"
+            " (N-1)/N + (P-1)/P of the vector sent instead of 2(P-1)/P"
         )
     return row
 

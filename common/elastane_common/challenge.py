@@ -88,16 +88,20 @@ class HostChallenge:
             own = os.urandom(NONCE_BYTES)
             self._nonces = message[at : at + NONCE_BYTES] + own
             self.subject = message[at + NONCE_BYTES :]
-            if not self._accepts(self.subject):
-                raise ChallengeFailedError("a caller that nobody awaits")
+            self._check_awaited()
             self.expected_bytes = PROOF_BYTES
             return own
         bound = self.subject + self._context
         if not hmac.compare_digest(message, _proof(self._secret, b"caller", self._nonces, bound)):
             raise ChallengeFailedError("a caller does not know the secret")
+        self._check_awaited()  # another one may have come with the same subject meanwhile
         self.expected_bytes = 0
         self.is_proved = True
         return _proof(self._secret, b"server", self._nonces, bound)
+
+    def _check_awaited(self) -> None:
+        if not self._accepts(self.subject):
+            raise ChallengeFailedError("a caller that nobody awaits")
 
 
 def _proof(secret: bytes, who: bytes, nonces: bytes, bound: bytes) -> bytes:

@@ -4,8 +4,8 @@ A worker that waits for a silent peer must leave the collective the moment the m
 membership, and torch offers nothing for that: `ProcessGroupGloo.abort()` does not end a wait. A receive that
 times out does: gloo then reports the timeout to every pair of connections of the group, and every wait on one
 of them, to send or to receive, raises within milliseconds. So `GlooGroup.abort` starts a receive that no peer
-will ever serve, waits a millisecond for it, and the group is dead. Groups are cheap: the next generation forms
-its own.
+will ever serve, waits a millisecond for it, and the group is dead. Groups are cheap: the next generation
+forms its own.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ posted so far is kept in memory if another one is awaited behind it, else it sta
 sender waits.
 
 No thread of its own: whoever waits for a message does the I/O of all connections until it is complete
-(`SocketGroup.wait`), one thread at a time, and blocks in the kernel while there is nothing to do. `send` writes
-what the kernel takes at once; the rest follows while anybody waits.
+(`SocketGroup.wait`), one thread at a time, and blocks in the kernel while there is nothing to do. `send`
+writes what the kernel takes at once; the rest follows while anybody waits.
 
-A member that leaves in order says so in its last frame; after that only those who still expect something of it
-fail. A connection that ends without that frame ends the whole group, so that a break reaches all members.
+A member that leaves in order says so in its last frame; after that only those who still expect something of
+it fail. A connection that ends without that frame ends the whole group, so that a break reaches all members.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ UNCLAIMED_BYTES_MAX: Final = 1 << 30
 #: Bytes by which the memory of such a message grows: a header alone must not make this process allocate.
 _GROWTH_BYTES: Final = 1 << 18
 _EVER: Final = select.EPOLLRDHUP
+_LEFT: Final = "this member has left the ring"
 
 
 class SocketGroupError(RuntimeError):
@@ -190,6 +191,8 @@ class SocketGroup:
 
     def abort(self) -> None:
         """End all waits, here and at the peers, and close the connections. Idempotent, from any thread."""
+        # Before the lock is taken: its holder may be in the middle of a long message, and looks for this.
+        self._error = self._error or _LEFT
         self._end(in_order=False)
 
     def close(self) -> None:
@@ -267,7 +270,7 @@ class SocketGroup:
         """Write what the kernel takes."""
         connection, outgoing = link.connection, link.outgoing
         try:
-            while outgoing:
+            while outgoing and not self._error:
                 message = outgoing[0]
                 size = len(message.body)
                 at = message.position
@@ -391,11 +394,7 @@ class SocketGroup:
             if in_order and not self._error:
                 for link in self._links.values():
                     self._say_bye(link)
-            self._error = self._error or "this member has left the ring"
-            if not in_order:
-                for link in self._links.values():
-                    with suppress(OSError):
-                        link.connection.shutdown(socket.SHUT_RDWR)
+            self._error = self._error or _LEFT
             with suppress(OSError):
                 self._wake_write.send(b"\0")
             self._changed.notify_all()
@@ -424,4 +423,5 @@ def _drain(connection: socket.socket) -> None:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)

@@ -2,8 +2,8 @@
 
 Every member listens on a free port of one of its addresses, and announces it in the rendezvous store. Each
 then opens a connection to every member before it in the ring, and accepts one from every member after it. A
-connection counts once both ends have proved that they know the secret of the generation, for these two members
-of this group (`elastane_common.challenge`). When all are there, the port is closed.
+connection counts once both ends have proved that they know the secret of the generation, for these two
+members of this group (`elastane_common.challenge`). When all are there, the port is closed.
 
 A stranger gets 32 random bytes, can send no more than a challenge's messages, is disconnected after ten
 seconds, and holds up nobody: one loop serves all connections, and none of them blocks it.

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastane.collective import rendezvous
+from elastane.collective import cpu_group, rendezvous
+from elastane.collective.cpu_group import Messages
 from elastane.collective.rendezvous import MemberStore, RendezvousError, RendezvousLate, RendezvousStore
 from elastane.collective.ring_errors import RingBroken
 from elastane.collective.transport import RingTransport
@@ -127,16 +128,26 @@ def test_what_is_said_in_a_members_name_ends_the_connection(store: RendezvousSto
     assert other.get("a") == b"1"
 
 
+@pytest.mark.parametrize("messages", ["sockets", "gloo"])
 def test_a_ring_meets_by_its_secret_listens_at_its_own_address_alone_and_a_stranger_breaks_nothing(
-    store: RendezvousStore,
+    store: RendezvousStore, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
-    """Tried from outside: the ports of the ring's members, too, while they stand."""
+    """Tried from outside: the ports of the ring's members, too, while they are open."""
     before = _listening()
-    rings = in_threads(3, lambda rank: _form(store, rank, 3, group_secret(KEY, group_of(7))))
-    opened = _listening() - before
+    opened, built = [], cpu_group.connect_members
+
+    def connect(*arguments):
+        opened.extend(_listening() - before)
+        return built(*arguments)
+
+    monkeypatch.setattr(cpu_group, "connect_members", connect)
+    rings = in_threads(3, lambda rank: _form(store, rank, 3, group_secret(KEY, group_of(7)), messages))
+    opened += _listening() - before
     assert opened
-    assert all(address == "0100007F" for address, _ in opened), opened  # gloo's: 127.0.0.1, as the store's
-    for _, port in opened:
+    assert all(address == "0100007F" for address, _ in opened), opened  # 127.0.0.1, as the store's
+    # The members' own ports are closed when the ring stands; gloo's stay open.
+    assert bool(_listening() - before) == (messages == "gloo")
+    for _, port in _listening() - before:
         with socket.create_connection(("127.0.0.1", port), WAIT_SECONDS) as stranger:
             stranger.sendall(bytes(4096))
         with pytest.raises(ConnectionRefusedError):
@@ -152,7 +163,9 @@ def test_a_ring_meets_by_its_secret_listens_at_its_own_address_alone_and_a_stran
         ring.close()
 
 
-def _form(store: RendezvousStore, rank: int, size: int, secret: bytes) -> RingTransport:
+def _form(
+    store: RendezvousStore, rank: int, size: int, secret: bytes, messages: Messages = "sockets"
+) -> RingTransport:
     return RingTransport.form(
         store_address=store.address,
         prefix=group_of(7),
@@ -161,6 +174,7 @@ def _form(store: RendezvousStore, rank: int, size: int, secret: bytes) -> RingTr
         size=size,
         cancel=threading.Event(),
         timeout_seconds=WAIT_SECONDS,
+        messages=messages,
     )
 
 

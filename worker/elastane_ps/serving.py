@@ -20,11 +20,11 @@ from typing import Final
 import structlog
 
 from elastane.slots import frames
-from elastane.slots.connection import prepare
 from elastane.slots.frames import CopyBegin, CopyEnd, CopyPart, Error, Header, SlotFrameError
 from elastane.slots.handshake import admit
 from elastane.slots.wire import Piece, read_header, read_into, read_prefix, write_frame
 from elastane_common.errors import ElastaneError, RefusedError
+from elastane_common.tcp_options import prepare
 from elastane_ps.copying import Receiving
 from elastane_ps.figures import Figures
 from elastane_ps.replication import Replication

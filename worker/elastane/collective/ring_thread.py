@@ -5,8 +5,8 @@ with one queue guarantees that order. Torch's operations release the GIL, so the
 backward of the script's thread run in parallel.
 
 Callers wait for the results in `finish`, which returns soon after the ring has ended although the thread may
-not: gloo ends every wait of an aborted group except the wait for a message that is partly sent or received
-(docs/decisions/0003). Such a thread ends at gloo's own timeout.
+not: a gloo group ends every wait when it is aborted except the wait for a message that is partly sent or
+received (docs/decisions/0003). Such a thread ends at gloo's own timeout.
 """
 
 from __future__ import annotations

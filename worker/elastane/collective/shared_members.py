@@ -1,8 +1,7 @@
 """A ring whose members share memory: agreement on it, messages between members, and its end.
 
 When a ring forms, its members determine together whether each can read all others' memory (`agree`). From
-then on they report their progress through pipes: a message is a few bytes, costs two context switches and,
-unlike one of gloo's, needs no polling thread.
+then on they report their progress through pipes: a message is a few bytes and costs two context switches.
 
 No wait can hang: a wait in a living process is ended by `leave`, which its ring calls when it is aborted or
 breaks; a process that has left or died closes its ends of the pipes, which ends its peers' waits.

@@ -1,13 +1,11 @@
 """Messages between the workers of one generation; any thread can end every wait.
 
 A worker that waits for a silent peer must leave the collective the moment the master announces a change of
-membership, and torch offers nothing for that: `ProcessGroupGloo.abort()` does not end a wait. A receive that
-times out does: gloo then reports the timeout to every pair of connections of the group, and every wait on one
-of them, to send or to receive, raises within milliseconds. So `RingTransport.abort` starts a receive that no
-peer will ever serve, waits a millisecond for it, and the group is dead. Groups are cheap: the next generation
-forms its own.
+membership. What carries the messages is a group that can be aborted:
 
-Workers that train on GPUs use NCCL (`nccl`), whose groups can be aborted.
+    SocketGroup   between CPUs: the members' own connections (`socket_group`)
+    GlooGroup     between CPUs, if a member's settings or release ask for it (`gloo`)
+    NcclGroup     between GPUs (`nccl`)
 
     RingTransport     one per generation, whose members meet at a RendezvousStore
 """
@@ -15,29 +13,28 @@ Workers that train on GPUs use NCCL (`nccl`), whose groups can be aborted.
 from __future__ import annotations
 
 import atexit
-import os
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, Store
 
+from elastane.collective.cpu_group import CpuGroup, Messages, cpu_group
+from elastane.collective.gloo import GlooGroup
 from elastane.collective.nccl import NcclGroup, nccl_group
 from elastane.collective.rendezvous import MemberStore
 from elastane.collective.ring_errors import RingAborted, RingBroken, RingError
 from elastane.collective.shared_members import SharedMembers, agree
+from elastane.collective.socket_group import SocketGroup
+from elastane.collective.socket_mesh import Interrupt
+from elastane_common.errors import RefusedError
 
 #: Time limit of a message, after which the ring counts as broken.
 TIMEOUT_SECONDS: Final = 600.0
 #: Tags of a step's messages are below this one, those of a state hand-over start here.
 HANDOVER_TAG: Final = 1 << 20
-#: A tag that carries no message: a receive on it can only time out.
-_SILENT_TAG: Final = (1 << 31) - 1
 #: Polling interval for the cancellation of a forming group.
 _CANCEL_POLL_SECONDS: Final = 0.002
 #: How long process exit waits for threads that are still forming an unwanted group.
@@ -53,14 +50,13 @@ class Cancel(Protocol):
         ...
 
 
-class _GlooGroup(Protocol):
-    """Methods used of `ProcessGroupGloo`, which torch's stubs omit."""
+class _Work(Protocol):
+    """A message in transit in a group; `wait` raises RuntimeError."""
 
-    def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work: ...
-    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work: ...
+    def wait(self) -> object: ...
 
 
-_Group = _GlooGroup | NcclGroup
+_Group = CpuGroup | NcclGroup
 
 
 class Transfer:
@@ -68,7 +64,7 @@ class Transfer:
 
     __slots__ = ("_in_stream", "_transport", "_work")
 
-    def __init__(self, transport: RingTransport, work: dist.Work, *, in_stream: bool = False) -> None:
+    def __init__(self, transport: RingTransport, work: _Work, *, in_stream: bool = False) -> None:
         self._transport = transport
         self._work = work
         self._in_stream = in_stream
@@ -131,18 +127,22 @@ class RingTransport:
         device: torch.device = _CPU,
         timeout_seconds: float = TIMEOUT_SECONDS,
         shared_memory: bool = True,
+        messages: Messages = "sockets",
     ) -> RingTransport:
         """Meet the other members and connect to them; called by every member of a generation.
 
         store_address: "host:port" of the first member's RendezvousStore. prefix: the same for all members,
         used for no other group; secret: of this prefix at that store. device: of the messages' tensors, of
         the same type at all members. shared_memory: this member lets the others read its memory if they are
-        on its machine. Raises RingAborted as soon as `cancel` is set, RingBroken if the store or a peer is
+        on its machine. messages: what carries them between CPUs; gloo if one member asks for it. Raises
+        RingAborted as soon as `cancel` is set, RingBroken if the store or a peer is
         unreachable or does not come within the timeout.
         """
         if cancel.is_set():
             raise RingAborted("the group was cancelled before it formed")
-        forming = Forming(store_address, prefix, secret, rank, size, device, timeout_seconds, shared_memory)
+        forming = Forming(
+            store_address, prefix, secret, rank, size, device, timeout_seconds, shared_memory, messages
+        )
         return forming.result(cancel)
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Transfer:
@@ -152,7 +152,7 @@ class RingTransport:
         try:
             if isinstance(group, NcclGroup):
                 return self._started(group.exchange([(tensor, peer)], []))
-            return self._started(group.send([tensor], peer, tag))
+            return self._started(group.send(tensor, peer, tag))
         except RuntimeError as error:
             raise self._failed(error) from error
 
@@ -163,7 +163,7 @@ class RingTransport:
         try:
             if isinstance(group, NcclGroup):
                 return self._started(group.exchange([], [(tensor, peer)]))
-            return self._started(group.recv([tensor], peer, tag))
+            return self._started(group.recv(tensor, peer, tag))
         except RuntimeError as error:
             raise self._failed(error) from error
 
@@ -239,10 +239,12 @@ class RingTransport:
             self.members.leave(in_order=True)
         if isinstance(self._group, NcclGroup):
             self._end_group_waits()  # this ends its threads and frees its memory
+        elif isinstance(self._group, SocketGroup):
+            self._group.close()
         self._tell_ended()
         self._group = None
 
-    def _started(self, work: dist.Work, *, in_stream: bool = False) -> Transfer:
+    def _started(self, work: _Work, *, in_stream: bool = False) -> Transfer:
         with self._lock:
             self._in_flight += 1
         return Transfer(self, work, in_stream=in_stream)
@@ -292,29 +294,8 @@ class RingTransport:
             group = self._group
             if group is None or self._waits_ended:
                 return
-            if isinstance(group, NcclGroup):
-                group.abort()
-            else:
-                nothing = torch.empty(1, dtype=torch.uint8)
-                for peer in range(self.size):
-                    # A connection that is already closed raises without notifying the others, so try all of
-                    # them.
-                    if peer != self.rank and _times_out(group, nothing, peer):
-                        break
+            group.abort()
             self._waits_ended = True
-
-
-def _times_out(group: _GlooGroup, nothing: Tensor, peer: int) -> bool:
-    """True if a receive from `peer` really timed out, which ends all waits of the group."""
-    try:
-        work = group.recv([nothing], peer, _SILENT_TAG)
-    except RuntimeError:
-        return False
-    try:
-        work.wait(timedelta(milliseconds=1))
-    except RuntimeError as error:
-        return "Timed out" in str(error)
-    raise AssertionError("a message came on the silent tag")
 
 
 class Forming:
@@ -337,17 +318,20 @@ class Forming:
         device: torch.device = _CPU,
         timeout_seconds: float = TIMEOUT_SECONDS,
         shared_memory: bool = True,
+        messages: Messages = "sockets",
     ) -> None:
         self._store_address = store_address
         self._prefix, self._rank, self._size, self._device = prefix, rank, size, device
         self._secret = secret
         self._timeout = timedelta(seconds=timeout_seconds)
         self._shared_memory = shared_memory
+        self._messages: Messages = messages
+        self._interrupt = Interrupt()
         self._members: SharedMembers | None = None
         self._unwanted = False
         self._finished = threading.Event()
         self._group: _Group | None = None
-        self._error: RuntimeError | OSError | None = None
+        self._error: RuntimeError | OSError | RefusedError | None = None
         if size == 1:
             self._finished.set()
             return
@@ -373,17 +357,18 @@ class Forming:
     def give_up(self) -> None:
         """Abandon the group: whatever exists of it, now or later, ends for the peers too. Idempotent."""
         self._unwanted = True
+        self._interrupt.set()
         if not self._finished.is_set():
             return  # `_run` calls this again
         if self._members is not None:
             self._members.leave()
-        if isinstance(self._group, NcclGroup):
+        if self._group is not None and not isinstance(self._group, GlooGroup):
             self._group.abort()
 
     def _run(self) -> None:
         try:
             self._group = self._build()
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, RefusedError) as error:
             self._error = error
         finally:
             self._finished.set()
@@ -398,8 +383,16 @@ class Forming:
         try:
             if self._device.type == "cuda":
                 return nccl_group(store, host, self._rank, self._size, self._timeout, self._device)
-            group = _gloo_group(
-                store, self._rank, self._size, self._timeout, _address_towards(host, int(port))
+            group = cpu_group(
+                store,
+                (host, int(port)),
+                self._rank,
+                self._size,
+                group=self._prefix,
+                secret=self._secret,
+                timeout_seconds=self._timeout.total_seconds(),
+                messages=self._messages,
+                interrupt=self._interrupt,
             )
             self._members = agree(
                 store,
@@ -411,50 +404,6 @@ class Forming:
             return group
         finally:
             store.close()  # no longer needed by the group
-
-
-def _address_towards(host: str, port: int) -> str:
-    """Return this host's address on the route to another one; sends nothing."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
-        return str(probe.getsockname()[0])
-
-
-def _gloo_group(store: Store, rank: int, size: int, timeout: timedelta, address: str) -> _GlooGroup:
-    """Build a group whose connections bind to `address`, unless the user names an interface for gloo.
-
-    gloo's default is the address that the host's name resolves to, which in a container may be anything.
-    """
-    gloo = cast(Any, dist).ProcessGroupGloo
-    options = gloo._Options()
-    options._timeout = timeout
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
-        options._devices = [gloo.create_default_device()]
-    else:
-        options._devices = [gloo.create_device(hostname=address)]
-    return cast(_GlooGroup, gloo(store, rank, size, options))
-
-
-def warm_up() -> None:
-    """Pay the one-time costs of a process's first group (libraries, threads, name look-ups).
-
-    Called once, before the worker joins a ring, so that survivors of a change do not wait for a joining
-    worker.
-    """
-    store = HashStore()
-    timeout = timedelta(seconds=30)
-    other: list[_GlooGroup] = []
-    thread = threading.Thread(
-        target=lambda: other.append(_gloo_group(store, 1, 2, timeout, "127.0.0.1")), daemon=True
-    )
-    thread.start()
-    mine = _gloo_group(store, 0, 2, timeout, "127.0.0.1")
-    thread.join()
-    token = torch.zeros(1)
-    received = other[0].recv([torch.zeros(1)], 0, 0)
-    mine.send([token], 1, 0).wait()
-    received.wait()
 
 
 def _first_line(error: BaseException | None) -> str:

@@ -10,7 +10,7 @@ import atexit
 import threading
 from concurrent.futures import Future
 
-from elastane.collective.transport import warm_up
+from elastane.collective.cpu_group import warm_up
 
 _lock = threading.Lock()
 _warmed: Future[None] | None = None

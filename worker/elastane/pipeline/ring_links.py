@@ -9,8 +9,8 @@ message, so that the second one measures the bandwidth of the link (`link_meter`
     elastane-frames-in  waits for the message that the script's thread needs now
     elastane-frames-out waits for sends to complete, in order, and releases their memory
 
-    A wait for a partly transferred message does not end with its ring; its thread is then abandoned
-    (`ring_thread`).
+    If gloo carries the messages, a wait for a partly transferred one does not end with its ring; its thread
+    is then abandoned (`ring_thread`).
 """
 
 from __future__ import annotations

@@ -111,6 +111,11 @@ class WorkerEnvironment(BaseSettings):
     shared_memory: bool = Field(
         default=True, description="sum gradients in shared memory if the whole ring is on one machine"
     )
+    ring_messages: Literal["sockets", "gloo"] = Field(
+        default="sockets",
+        description="what carries the messages of a ring on CPUs: the workers' own connections, or torch's "
+        "gloo; gloo if one worker of the ring asks for it",
+    )
     report_dir: str = Field(default="", description="folder for fingerprints of the result, for comparisons")
     report_state: bool = Field(
         default=False, description="also write the leader's digests of each tensor there"

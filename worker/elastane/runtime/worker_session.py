@@ -308,6 +308,7 @@ class WorkerSession:
             place,
             2,
             shared_memory=self._environment.shared_memory,
+            messages=self._environment.ring_messages,
         )
         transport = forming.result(stop)
         if place == 0:
@@ -326,6 +327,7 @@ class WorkerSession:
             len(change.members),
             self._device,
             shared_memory=self._environment.shared_memory,
+            messages=self._environment.ring_messages,
         )
 
     def entered(self, go: ring_pb2.Go) -> bool:

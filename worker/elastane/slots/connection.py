@@ -19,6 +19,7 @@ from elastane.slots.frames import Error, Header, PsMemoryError, SlotFrameError
 from elastane.slots.handshake import HANDSHAKE_SECONDS, greet
 from elastane.slots.wire import Piece, read_header, read_into, read_prefix, write_frame
 from elastane_common.errors import ElastaneError
+from elastane_common.tcp_options import prepare
 
 #: Time limit for opening a connection, in seconds.
 CONNECT_SECONDS: Final = 5.0
@@ -168,12 +169,3 @@ def connect(address: str, secret: bytes) -> socket.socket:
         connection.close()
         raise
     return connection
-
-
-def prepare(connection: socket.socket) -> None:
-    """Set the options of a data connection."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, seconds in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 5)):
-        if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)

@@ -1,28 +1,22 @@
 """Both ends of a connection prove that they know the parameter server's secret for this job.
 
-    caller -> server   greeting, nonce          server -> caller   nonce
-    caller -> server   proof of the secret      server -> caller   proof of the secret
-
-The master derives the secret from the key in the server's PsHello and sends it to the job's workers and
-servers (elastane_proto.rendezvous.group_secret). All messages have a fixed length, so a stranger cannot make
-the server buffer data. Frames that follow are neither encrypted nor signed.
+The messages are those of `elastane_common.challenge`. The master derives the secret from the key in the
+server's PsHello and sends it to the job's workers and servers (elastane_proto.rendezvous.group_secret).
+Frames that follow are neither encrypted nor signed.
 """
 
 from __future__ import annotations
 
-import hmac
-import os
 import socket
 import time
 from typing import Final
 
+from elastane_common.challenge import CallerChallenge, ChallengeFailedError, HostChallenge
 from elastane_common.errors import ElastaneError
 
 GREETING: Final = b"elastane slots 1\n"
 #: Time limit of a handshake, in seconds.
 HANDSHAKE_SECONDS: Final = 10.0
-_NONCE_BYTES: Final = 32
-_PROOF_BYTES: Final = 32
 
 
 class PsHandshakeError(ElastaneError):
@@ -33,37 +27,32 @@ class PsHandshakeError(ElastaneError):
 
 def greet(connection: socket.socket, secret: bytes) -> None:
     """Caller's side. Raises PsHandshakeError, OSError."""
+    challenge = CallerChallenge(GREETING, secret)
     deadline = time.monotonic() + HANDSHAKE_SECONDS
-    own = os.urandom(_NONCE_BYTES)
-    connection.sendall(GREETING + own)
-    nonces = own + _receive(connection, _NONCE_BYTES, deadline)
-    connection.sendall(_proof(secret, b"caller", nonces))
-    if not hmac.compare_digest(
-        _receive(connection, _PROOF_BYTES, deadline), _proof(secret, b"server", nonces)
-    ):
-        raise PsHandshakeError("what answers at this address is not the parameter server that the map names")
-    connection.settimeout(None)
+    connection.sendall(challenge.opening)
+    try:
+        _complete(connection, challenge, deadline)
+    except ChallengeFailedError as error:
+        raise PsHandshakeError(
+            "what answers at this address is not the parameter server that the map names"
+        ) from error
 
 
 def admit(connection: socket.socket, secret: bytes) -> None:
     """Server's side. Raises PsHandshakeError, OSError."""
     deadline = time.monotonic() + HANDSHAKE_SECONDS
-    said = _receive(connection, len(GREETING) + _NONCE_BYTES, deadline)
-    if not said.startswith(GREETING):
-        raise PsHandshakeError("a caller speaks another protocol")
-    own = os.urandom(_NONCE_BYTES)
-    # Both nonces enter the proofs, so that neither side can replay an earlier connection.
-    nonces = said[len(GREETING) :] + own
-    connection.sendall(own)
-    proof = _receive(connection, _PROOF_BYTES, deadline)
-    if not hmac.compare_digest(proof, _proof(secret, b"caller", nonces)):
-        raise PsHandshakeError("a caller does not know the secret")
-    connection.sendall(_proof(secret, b"server", nonces))
+    try:
+        _complete(connection, HostChallenge(GREETING, secret), deadline)
+    except ChallengeFailedError as error:
+        raise PsHandshakeError(str(error)) from error
+
+
+def _complete(connection: socket.socket, challenge: CallerChallenge | HostChallenge, deadline: float) -> None:
+    while not challenge.is_proved:
+        answer = challenge.hear(_receive(connection, challenge.expected_bytes, deadline))
+        if answer:
+            connection.sendall(answer)
     connection.settimeout(None)
-
-
-def _proof(secret: bytes, who: bytes, nonces: bytes) -> bytes:
-    return hmac.digest(secret, who + b"\0" + nonces, "sha256")
 
 
 def _receive(connection: socket.socket, size: int, deadline: float) -> bytes:

@@ -1,0 +1,132 @@
+"""Group of a ring whose messages are in CPU memory: the members agree on its kind and build it.
+
+    sockets   the members' own connections (`socket_group`); the default
+    gloo      torch's, if any member's settings or release ask for it
+
+Each member announces in the rendezvous store where it listens, or that it wants gloo. What all have announced
+does not change, so all reach the same answer. A member of a release without sockets announces nothing, but
+writes gloo's first key to the store at once; the others look for it when an announcement is late.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Final, Literal
+
+import torch
+from torch._C._distributed_c10d import Store
+from torch.distributed import DistStoreError
+
+from elastane.collective import gloo
+from elastane.collective.gloo import GlooGroup, gloo_group
+from elastane.collective.own_address import own_address
+from elastane.collective.rendezvous import listen
+from elastane.collective.socket_group import SocketGroup
+from elastane.collective.socket_mesh import Interrupt, SocketMeshError, connect_members
+
+#: What carries the messages.
+Messages = Literal["sockets", "gloo"]
+CpuGroup = SocketGroup | GlooGroup
+
+_GLOO: Final = "gloo"
+#: How long members wait for an announcement before they look for a member that does not make any.
+_PATIENCE: Final = timedelta(seconds=1)
+_WARM_UP_SECONDS: Final = 30.0
+
+
+def cpu_group(
+    store: Store,
+    store_place: tuple[str, int],
+    rank: int,
+    size: int,
+    *,
+    group: str,
+    secret: bytes,
+    timeout_seconds: float,
+    messages: Messages,
+    interrupt: Interrupt,
+) -> CpuGroup:
+    """Build a group of all members that meet at `store`.
+
+    store_place: host and port of the store. group, secret: name and secret of the group. messages: what this
+    member wants. Raises RuntimeError or OSError, also once `interrupt` is set while connections open;
+    RefusedError if this host cannot listen at its own address.
+    """
+    address = own_address(*store_place)
+    listener = listen(address) if messages == "sockets" else None
+    try:
+        if listener is not None:
+            _announce(store, rank, f"{address} {listener.getsockname()[1]}")
+        else:
+            _announce(store, rank, _GLOO)
+        addresses = _agree(store, rank, size, timeout_seconds)
+        if listener is None or addresses is None:
+            return gloo_group(store, rank, size, timedelta(seconds=timeout_seconds), address)
+        connections = connect_members(
+            listener, addresses, rank, group.encode(), secret, timeout_seconds, interrupt
+        )
+        return SocketGroup(connections, timeout_seconds)
+    finally:
+        if listener is not None:
+            listener.close()
+
+
+def warm_up() -> None:
+    """Pay the one-time costs of a process's first group, with one of two members in this process.
+
+    Called once, before the worker joins a ring, so that survivors of a change do not wait for a joining
+    worker.
+    """
+    listeners = [listen("127.0.0.1") for _ in range(2)]
+    places = [listener.getsockname()[:2] for listener in listeners]
+    pair: dict[int, SocketGroup] = {}
+
+    def build(rank: int) -> None:
+        peer = 1 - rank
+        connections = connect_members(
+            listeners[rank], {peer: places[peer]}, rank, b"warm-up", b"", _WARM_UP_SECONDS, Interrupt()
+        )
+        pair[rank] = SocketGroup(connections, _WARM_UP_SECONDS)
+
+    thread = threading.Thread(target=build, args=(1,), daemon=True)
+    thread.start()
+    build(0)
+    thread.join()
+    received = pair[1].recv(torch.zeros(1), 0, 0)
+    pair[0].send(torch.zeros(1), 1, 0).wait()
+    received.wait()
+    for group in pair.values():
+        group.close()
+
+
+def _announce(store: Store, rank: int, words: str) -> None:
+    store.set(_key(rank), words)
+
+
+def _agree(store: Store, rank: int, size: int, timeout_seconds: float) -> dict[int, tuple[str, int]] | None:
+    """Return where the other members listen; None if the group is to be gloo's. Raises RuntimeError."""
+    others = [peer for peer in range(size) if peer != rank]
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            store.wait([_key(peer) for peer in others], _PATIENCE)
+            break
+        except DistStoreError:
+            missing = [peer for peer in others if not store.check([_key(peer)])]
+            if any(store.check([gloo.announcement_key(peer)]) for peer in missing):
+                return None
+            if time.monotonic() > deadline:
+                raise SocketMeshError(
+                    f"Timed out: members {missing} did not come within {timeout_seconds:g} s"
+                ) from None
+    found = {peer: bytes(store.get(_key(peer))).decode() for peer in others}
+    if _GLOO in found.values():
+        return None
+    places = {peer: words.rpartition(" ") for peer, words in found.items()}
+    return {peer: (host, int(port)) for peer, (host, _, port) in places.items()}
+
+
+def _key(rank: int) -> str:
+    return f"sockets/{rank}"

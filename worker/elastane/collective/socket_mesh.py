@@ -1,0 +1,268 @@
+"""TCP connections between all members of a generation, opened with a proof of the generation's secret.
+
+Every member listens on a free port of one of its addresses, and announces it in the rendezvous store. Each
+then opens a connection to every member before it in the ring, and accepts one from every member after it. A
+connection counts once both ends have proved that they know the secret of the generation, for these two
+members of this group (`elastane_common.challenge`). When all are there, the port is closed.
+
+A stranger gets 32 random bytes, can send no more than a challenge's messages, is disconnected after ten
+seconds, and holds up nobody: one loop serves all connections, and none of them blocks it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from elastane_common.challenge import CallerChallenge, ChallengeFailedError, HostChallenge
+from elastane_common.tcp_options import prepare
+
+GREETING: Final = b"elastane ring 1\n"
+#: Time limit of a connection that has not proved the secret, and limit of their number.
+STRANGER_SECONDS: Final = 10.0
+STRANGERS_MAX: Final = 256
+#: Ranks of the caller and of the member that it calls.
+_SUBJECT: Final = struct.Struct("<II")
+
+
+class SocketMeshError(RuntimeError):
+    """A member does not answer, does not know the secret, or did not come in time; or the wait was ended."""
+
+
+class Interrupt:
+    """Ends the forming of a mesh from another thread."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+
+    def set(self) -> None:
+        """End it. Idempotent."""
+        with suppress(OSError):
+            self._write.shutdown(socket.SHUT_RDWR)
+
+    def fileno(self) -> int:
+        """Descriptor that can be read once the interrupt is set."""
+        return self._read.fileno()
+
+
+def connect_members(
+    listener: socket.socket,
+    addresses: Mapping[int, tuple[str, int]],
+    rank: int,
+    group: bytes,
+    secret: bytes,
+    timeout_seconds: float,
+    interrupt: Interrupt,
+) -> dict[int, socket.socket]:
+    """Return a connection to every other member, by rank; closes `listener`.
+
+    addresses: (host, port) of each other member's listener. group: name of the group, the same at all
+    members. Raises SocketMeshError, also once `interrupt` is set.
+    """
+    meeting = _Meeting(listener, addresses, rank, group, secret, timeout_seconds, interrupt)
+    try:
+        return meeting.run()
+    finally:
+        meeting.close()
+
+
+class _Opening:
+    """A connection whose challenge is not over. peer: whom this member has called; None: it was called."""
+
+    def __init__(
+        self, connection: socket.socket, challenge: CallerChallenge | HostChallenge, peer: int | None
+    ) -> None:
+        self.connection = connection
+        self.challenge = challenge
+        self.peer = peer
+        self.since = time.monotonic()
+        self.is_connected = peer is None
+        self.received = b""
+        self.unsent = challenge.opening if isinstance(challenge, CallerChallenge) else b""
+
+
+class _Meeting:
+    """The loop of one member; arguments as for `connect_members`."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        addresses: Mapping[int, tuple[str, int]],
+        rank: int,
+        group: bytes,
+        secret: bytes,
+        timeout_seconds: float,
+        interrupt: Interrupt,
+    ) -> None:
+        self._listener, self._interrupt = listener, interrupt
+        self._addresses = addresses
+        self._rank, self._group, self._secret = rank, group, secret
+        self._timeout_seconds = timeout_seconds
+        self._selector = selectors.DefaultSelector()
+        self._opening: OrderedDict[socket.socket, _Opening] = OrderedDict()
+        self._open: dict[int, socket.socket] = {}
+
+    def run(self) -> dict[int, socket.socket]:
+        deadline = time.monotonic() + self._timeout_seconds
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._interrupt, selectors.EVENT_READ)
+        for peer in self._addresses:
+            if peer < self._rank:
+                self._call(peer)
+        while len(self._open) < len(self._addresses):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                missing = sorted(set(self._addresses) - set(self._open))
+                raise SocketMeshError(
+                    f"Timed out: members {missing} did not connect within {self._timeout_seconds:g} s"
+                )
+            for selected, events in self._selector.select(min(left, self._until_next())):
+                ready = selected.fileobj
+                if ready is self._interrupt:
+                    raise SocketMeshError("the group was given up while it formed")
+                if ready is self._listener:
+                    self._accept()
+                elif isinstance(ready, socket.socket) and ready in self._opening:
+                    self._serve(self._opening[ready], events)
+            self._end_late()
+        found, self._open = self._open, {}
+        return found
+
+    def close(self) -> None:
+        """Close the port, and whatever is open and was not returned."""
+        for connection in (self._listener, *self._opening, *self._open.values()):
+            connection.close()
+        self._selector.close()
+
+    def _call(self, peer: int) -> None:
+        host, port = self._addresses[peer]
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        challenge = CallerChallenge(
+            GREETING, self._secret, subject=_SUBJECT.pack(self._rank, peer), context=self._group
+        )
+        self._opening[connection] = _Opening(connection, challenge, peer)
+        connection.setblocking(False)
+        code = connection.connect_ex(place)
+        if code not in (0, errno.EINPROGRESS):
+            raise self._unreachable(peer, os.strerror(code))
+        self._selector.register(connection, selectors.EVENT_WRITE)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # descriptors have run out, or the caller is gone again
+            self._drop_oldest()
+            return
+        connection.setblocking(False)
+        challenge = HostChallenge(
+            GREETING,
+            self._secret,
+            subject_bytes=_SUBJECT.size,
+            context=self._group,
+            accepts=self._is_awaited,
+        )
+        self._opening[connection] = _Opening(connection, challenge, None)
+        self._selector.register(connection, selectors.EVENT_READ)
+        if len(self._opening) > STRANGERS_MAX + len(self._addresses):
+            self._drop_oldest()
+
+    def _is_awaited(self, subject: bytes) -> bool:
+        caller, called = _SUBJECT.unpack(subject)
+        return (
+            called == self._rank
+            and caller > self._rank
+            and caller in self._addresses
+            and caller not in self._open
+        )
+
+    def _serve(self, opening: _Opening, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._check_connected(opening)
+                self._send(opening)
+            if events & selectors.EVENT_READ:
+                self._receive(opening)
+        except BlockingIOError:
+            pass
+        except (OSError, ChallengeFailedError) as error:
+            if opening.peer is not None:
+                raise self._unreachable(opening.peer, str(error)) from error
+            self._drop(opening)
+
+    def _check_connected(self, opening: _Opening) -> None:
+        if not opening.is_connected:
+            if code := opening.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(code, os.strerror(code))
+            opening.is_connected = True
+
+    def _send(self, opening: _Opening) -> None:
+        if opening.unsent:
+            opening.unsent = opening.unsent[opening.connection.send(opening.unsent) :]
+        waits = selectors.EVENT_READ | (selectors.EVENT_WRITE if opening.unsent else 0)
+        self._selector.modify(opening.connection, waits)
+        if opening.challenge.is_proved and not opening.unsent:
+            self._finish(opening)
+
+    def _receive(self, opening: _Opening) -> None:
+        challenge = opening.challenge
+        if challenge.is_proved:
+            return  # the caller already sends messages, which stay in the kernel
+        # Never more than the challenge's next message: what follows the last one belongs to the group.
+        part = opening.connection.recv(challenge.expected_bytes - len(opening.received))
+        if not part:
+            raise ChallengeFailedError("the connection ended before the secret was proved")
+        opening.received += part
+        if len(opening.received) == challenge.expected_bytes:
+            message, opening.received = opening.received, b""
+            opening.unsent += challenge.hear(message)
+            self._send(opening)
+
+    def _finish(self, opening: _Opening) -> None:
+        challenge = opening.challenge
+        peer = opening.peer
+        if isinstance(challenge, HostChallenge):
+            if not self._is_awaited(challenge.subject):
+                raise ChallengeFailedError("the member is connected already")
+            peer, _ = _SUBJECT.unpack(challenge.subject)
+        assert peer is not None
+        del self._opening[opening.connection]
+        self._selector.unregister(opening.connection)
+        prepare(opening.connection)
+        self._open[peer] = opening.connection
+
+    def _until_next(self) -> float:
+        """Return the seconds until the next stranger's time is up."""
+        strangers = (one.since for one in self._opening.values() if one.peer is None)
+        return max(0.0, next(strangers, time.monotonic()) + STRANGER_SECONDS - time.monotonic())
+
+    def _end_late(self) -> None:
+        now = time.monotonic()
+        for opening in list(self._opening.values()):
+            if opening.peer is None and now >= opening.since + STRANGER_SECONDS:
+                self._drop(opening)
+
+    def _drop_oldest(self) -> None:
+        oldest = next((one for one in self._opening.values() if one.peer is None), None)
+        if oldest is not None:
+            self._drop(oldest)
+
+    def _drop(self, opening: _Opening) -> None:
+        del self._opening[opening.connection]
+        self._selector.unregister(opening.connection)
+        opening.connection.close()
+
+    def _unreachable(self, peer: int, why: str) -> SocketMeshError:
+        host, port = self._addresses[peer]
+        return SocketMeshError(f"member {peer} cannot be reached at {host}:{port}: {why}")

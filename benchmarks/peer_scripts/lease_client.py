@@ -76,9 +76,13 @@ async def stream() -> None:
     calls = shard_pb2_grpc.ShardServiceStub(channel).StreamTasks()
     sent: collections.deque[float] = collections.deque()
 
-    async def send(held: list[shard_pb2.TaskReport]) -> None:
-        sent.append(time.perf_counter())
-        await calls.write(shard_pb2.StreamTasksRequest(request=request(held), reads_more=True))
+    async def send(*held: list[shard_pb2.TaskReport]) -> None:
+        """Send one request for each, in one message, as our client does with those that wait to be sent."""
+        sent.extend([time.perf_counter()] * len(held))
+        requests = [request(one) for one in held]
+        await calls.write(
+            shard_pb2.StreamTasksRequest(request=requests[0], more=requests[1:], reads_more=True)
+        )
 
     await send([])
     first = reports((await calls.read()).response)
@@ -92,10 +96,11 @@ async def stream() -> None:
     while now - began < seconds:
         message = await calls.read()
         now = time.perf_counter()
-        for response in (message.response, *message.more):
+        responses = (message.response, *message.more)
+        for response in responses:
             latencies.append(now - sent.popleft())
             done += sum(outcome.count or 1 for outcome in response.outcomes)
-            await send(reports(response))
+        await send(*map(reports, responses))
     await calls.done_writing()
     while await calls.read() is not grpc.aio.EOF:
         pass

@@ -338,6 +338,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             # Checked again: the tokens may have changed while waiting for the message.
             caller = self._tokens.owner(call.digest)
             self._require(call, caller, first, held)
+            if call.rule.counts:
+                self._count(caller, len(first.more))  # the first request of all was counted with the call
         except Rejection as error:
             self._log_refusal(call.rpc, error, self._origin(context))
             raise
@@ -398,14 +400,20 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def _counted(self, call: _Call, messages: Any) -> AsyncIterator[Any]:
         """Yield the rest of a stream whose messages are requests, each in its caller's name as of now.
 
-        Raises Rejection at one beyond the quota.
+        Raises Rejection at a message with one beyond the quota.
         """
         async for message in messages:
             caller = self._tokens.owner(call.digest)
-            self._quotas.take_request(caller, asyncio.get_running_loop().time())
+            self._count(caller, 1 if isinstance(message, Malformed) else 1 + len(message.more))
             if call.rule.owned:
                 callers.principal.set(caller)
             yield message
+
+    def _count(self, caller: Principal, requests: int) -> None:
+        """Count requests of a stream. Raises Rejection at the one beyond the quota."""
+        now = asyncio.get_running_loop().time()
+        for _ in range(requests):
+            self._quotas.take_request(caller, now)
 
     async def _end(self, call: _Call, refusal: Rejection, context: Context) -> NoReturn:
         """End an admitted call that is no longer allowed."""

@@ -32,9 +32,9 @@ class Decided(Generic[Answer]):
 class Pipeline(Generic[Message, Request, Answer]):
     """Reads messages ahead, up to `most` unanswered requests, and gives the answers in order.
 
-    requests_of: returns the requests in a message. begin: called for each request on arrival, so its effects are in order; returns the answer, or a task that
-    computes it. Errors of these two, the task or the messages are raised at their place; what was begun after
-    them is cancelled.
+    requests_of: returns the requests in a message. begin: called for each request on arrival, so its effects
+    are in order; returns the answer, or a task that computes it. Errors of these two, the task or the
+    messages are raised at their place; what was begun after them is cancelled.
 
     After `end`, no more answers are given: `batches` raises at once, wherever it waits.
 

@@ -3,10 +3,11 @@
     python benchmarks/dispatch.py [--quick] [--json [FILE]] [--in-flight MESSAGES]
 
 Servers run one after the other, with 1 and with 4 client processes that only lease and report tasks. DLRover
-needs two calls per task; Elastane needs one call (LeaseTasks) or one request on a stream (StreamTasks), several
-of which may be in flight. Requests that a client has at the same time share a message, and so do answers that
-are ready at the same time. The bare echo is the upper bound for a Python gRPC server with a message for each
-request and each answer, of the same size; calls are compared with calls, streams with streams.
+needs two calls per task; Elastane needs one call (LeaseTasks) or one request on a stream (StreamTasks),
+several of which may be in flight. Requests that a client has at the same time share a message, and so do
+answers that are ready at the same time. The bare echo is the upper bound for a Python gRPC server with a
+message for each request and each answer, of the same size; calls are compared with calls, streams with
+streams.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ TOGETHER_BYTES_MAX = 64 * 1024
 class RequestStream(Generic[Message, Answer]):
     """Messages of one rpc that streams both ways, and their answers, in order.
 
-    stub, method: of the rpc. answers_of: returns the answers in one message of the master. together: makes one
-    message of several, of those that wait to be sent, if the master says (`reads_more` in its first answer) that
-    it reads such messages. one_by_one: gets the answer from a master that is older than the rpc.
+    stub, method: of the rpc. answers_of: returns the answers in one message of the master. together: makes
+    one message of several, of those that wait to be sent, if the master says (`reads_more` in its first
+    answer) that it reads such messages. one_by_one: gets the answer from a master that is older than the rpc.
     silence_seconds: time limit of an answer from a connected master; wait_seconds: the part of it for which
     the master may hold an answer back. waiting: unanswered messages, oldest first. reads_ahead: a thread
     reads answers as they come, so that `ready` can say that there is one. Used from one thread; `close` it.

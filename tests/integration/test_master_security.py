@@ -384,7 +384,7 @@ async def test_too_many_requests_are_refused_and_may_be_sent_again(tmp_path: Pat
 async def test_each_request_of_a_stream_of_tasks_counts(
     tmp_path: Path, admitted: int, messages: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """admitted: number of requests that the quota has room for; those beyond it are refused at their place."""
+    """admitted: number of requests that the quota has room for; the one beyond it is refused at its place."""
     stopped = asyncio.get_running_loop().time()
     take = QuotaBook.take_request
     monkeypatch.setattr(QuotaBook, "take_request", lambda book, caller, now: take(book, caller, stopped))

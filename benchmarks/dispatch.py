@@ -3,10 +3,11 @@
     python benchmarks/dispatch.py [--quick] [--json [FILE]] [--in-flight MESSAGES]
 
 Servers run one after the other, with 1 and with 4 client processes that only lease and report tasks. DLRover
-needs two calls per task; Elastane needs one call (LeaseTasks) or one message (StreamTasks), several of which
-may be in flight, and combines answers that are ready at the same time into one message. The bare echo is the
-upper bound for a Python gRPC server that answers each message of the same size separately; calls are compared
-with calls, streams with streams.
+needs two calls per task; Elastane needs one call (LeaseTasks) or one request on a stream (StreamTasks),
+several of which may be in flight. Requests that a client has at the same time share a message, and so do
+answers that are ready at the same time. The bare echo is the upper bound for a Python gRPC server with a
+message for each request and each answer, of the same size; calls are compared with calls, streams with
+streams.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from servers import SCRIPTS, Server, dlrover_master, echo_server, elastane_maste
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 
 IN_FLIGHT = 3
-"""Number of unanswered messages of one client, unless --in-flight is given."""
+"""Number of unanswered requests of one client, unless --in-flight is given."""
 
 IN_FLIGHT_FSYNC = 6
-"""The same when each write waits for the disk: higher, because more messages can share one fsync."""
+"""The same when each write waits for the disk: higher, because more requests can share one fsync."""
 
 NOISE = 1.5
 """Factor by which ratios of repeated runs differed on a shared machine with two cores."""
@@ -131,13 +132,15 @@ def message_bytes() -> tuple[int, int]:
 def benchmark(args: argparse.Namespace, report: Report) -> None:
     seconds, repeats = (1.5, 2) if args.quick else (4.0, 5)
     report.facts["in flight on a stream"] = f"{args.in_flight} ({IN_FLIGHT_FSYNC} with fsync each)"
-    report.facts["messages"] = "one a request; answers known at the same time share one, the echo's do not"
+    report.facts["messages"] = (
+        "requests made at the same time share one, as do answers known at the same time; the echo's do not"
+    )
     for clients in (1, 4):
         report.rows += compare(clients, seconds, repeats, str(args.in_flight))
 
 
 def compare(clients: int, seconds: float, repeats: int, depth: str) -> list[Row]:
-    """Measure all servers alternately with one number of clients, each with `depth` messages in flight."""
+    """Measure all servers alternately with one number of clients, each with `depth` requests in flight."""
     cases: dict[str, Callable[[], Figures]] = {
         "dlrover": lambda: dlrover(clients, seconds),
         "echo": lambda: echo(clients, seconds, "call"),
@@ -172,17 +175,17 @@ def rows(clients: int, runs: dict[str, list[Figures]]) -> list[Row]:
     rate, p99, cpu = "tasks_per_second", "p99_ms", "cpu_ms_per_task"
     more: dict[str, Any] = {"better": "higher"}
     return [
-        row("one task a message", "stream", rate, "tasks/s", target=5.0, cause=STREAM_CAUSE, **more),
+        row("one task a request", "stream", rate, "tasks/s", target=5.0, cause=STREAM_CAUSE, **more),
         row(
-            "one task a message, fsync each", "always", rate, "tasks/s", target=3.0, cause=FSYNC_CAUSE, **more
+            "one task a request, fsync each", "always", rate, "tasks/s", target=3.0, cause=FSYNC_CAUSE, **more
         ),
-        row("64 tasks a message", "many", rate, "tasks/s", target=200.0, **more),
+        row("64 tasks a request", "many", rate, "tasks/s", target=200.0, **more),
         row("one task a call", "call", rate, "tasks/s", **more),
-        row("master CPU a task, one a message", "stream", cpu, "ms", target=0.25, cause=STREAM_CAUSE),
-        row("p99 of report and lease, one a message", "stream", p99, "ms", target=1.0, cause=STREAM_CAUSE),
+        row("master CPU a task, one a request", "stream", cpu, "ms", target=0.25, cause=STREAM_CAUSE),
+        row("p99 of report and lease, one a request", "stream", p99, "ms", target=1.0, cause=STREAM_CAUSE),
         row("p99 of report and lease, one a call", "call", p99, "ms", target=1.0, cause=UNARY_CAUSE),
         row(
-            "messages, one task each", "stream", rate, "1/s", "echo stream", STREAM_CAUSE, target=0.9, **more
+            "requests, one task each", "stream", rate, "1/s", "echo stream", STREAM_CAUSE, target=0.9, **more
         ),
         row("calls, one task each", "call", rate, "1/s", "echo", UNARY_CAUSE, target=0.9, **more),
     ]
@@ -199,7 +202,7 @@ def busy(mine: list[Figures], theirs: list[Figures]) -> str:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--in-flight", type=int, default=IN_FLIGHT, help="unanswered messages of one client")
+    parser.add_argument("--in-flight", type=int, default=IN_FLIGHT, help="unanswered requests of one client")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 latencies = []
 began = now = time.perf_counter()
+used = time.process_time()
 while now - began < seconds:
     found, task = client.get_task("d")
     if not found or not client.report_task_result("d", task.task_id, "").success:
@@ -39,5 +40,5 @@ while now - began < seconds:
 count = len(latencies)
 latencies.sort()
 thinned = latencies[:: max(1, count // 1000)]  # small enough for one write to a pipe
-outcome = {"tasks": count, "seconds": now - began, "latencies": thinned, "cpu": time.process_time()}
+outcome = {"tasks": count, "seconds": now - began, "latencies": thinned, "cpu": time.process_time() - used}
 print(json.dumps(outcome), flush=True)

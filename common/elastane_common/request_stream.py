@@ -11,26 +11,33 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpc
+from google.protobuf import message as protobuf
 
 from elastane_common.client_errors import StreamEndedError
 from elastane_common.connection import MasterConnection, call_metadata
 
-Message = TypeVar("Message")
+Message = TypeVar("Message", bound=protobuf.Message)
 Answer = TypeVar("Answer")
+
+TOGETHER_MAX = 32
+"""Limit of requests in one message: the master begins with the first ones while others are on their way."""
+TOGETHER_BYTES_MAX = 64 * 1024
+"""Limit of the size of such a message; a larger request has one of its own."""
 
 
 class RequestStream(Generic[Message, Answer]):
     """Messages of one rpc that streams both ways, and their answers, in order.
 
-    stub, method: of the rpc. answers_of: returns the answers in one message of the master. one_by_one: gets
-    the answer from a master that is older than the rpc. silence_seconds: time limit of an answer from a
-    connected master; wait_seconds: the part of it for which the master may hold an answer back. waiting:
-    unanswered messages, oldest first. reads_ahead: a thread reads answers as they come, so that `ready` can
-    say that there is one. Used from one thread; `close` it.
+    stub, method: of the rpc. answers_of: returns the answers in one message of the master. together: makes
+    one message of several, of those that wait to be sent, if the master says (`reads_more` in its first
+    answer) that it reads such messages. one_by_one: gets the answer from a master that is older than the rpc.
+    silence_seconds: time limit of an answer from a connected master; wait_seconds: the part of it for which
+    the master may hold an answer back. waiting: unanswered messages, oldest first. reads_ahead: a thread
+    reads answers as they come, so that `ready` can say that there is one. Used from one thread; `close` it.
     """
 
     def __init__(
@@ -40,13 +47,14 @@ class RequestStream(Generic[Message, Answer]):
         method: str,
         *,
         answers_of: Callable[[Any], Iterable[Answer]],
+        together: Callable[[Sequence[Message]], Message],
         one_by_one: Callable[[Message], Answer],
         silence_seconds: float,
         wait_seconds: float = 0.0,
         reads_ahead: bool = False,
     ) -> None:
         self._client, self._stub, self._method = client, stub, method
-        self._answers_of, self._ask = answers_of, one_by_one
+        self._answers_of, self._together, self._ask = answers_of, together, one_by_one
         self._silence_seconds = silence_seconds
         self._wait_seconds = wait_seconds
         self._reads_ahead = reads_ahead
@@ -54,7 +62,7 @@ class RequestStream(Generic[Message, Answer]):
         self._watch: _SilenceWatch | None = None
         self.waiting: deque[Message] = deque()
         self._answers: deque[Answer] = deque()
-        self._outgoing: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outgoing = _Outgoing(together)
         self._call: Any = None  # both a call and an iterator
         self._one_by_one = False
 
@@ -95,8 +103,11 @@ class RequestStream(Generic[Message, Answer]):
         watch = self._watch
         try:
             watch.waiting_since = time.monotonic()
-            self._answers.extend(self._answers_of(next(self._reader or self._call)))
+            message = next(self._reader or self._call)
             watch.waiting_since = None
+            if message.reads_more:
+                self._outgoing.joins = True
+            self._answers.extend(self._answers_of(message))
         except StopIteration:
             self._drop()
             raise StreamEndedError("the master ended the stream") from None
@@ -110,22 +121,54 @@ class RequestStream(Generic[Message, Answer]):
             raise
 
     def _open(self, service: Any) -> None:
-        self._outgoing = queue.SimpleQueue()
+        self._outgoing = _Outgoing(self._together)
         for message in self.waiting:
             self._outgoing.put(message)
-        requests = iter(self._outgoing.get, None)
-        self._call = getattr(service, self._method)(requests, metadata=call_metadata())
+        self._call = getattr(service, self._method)(iter(self._outgoing), metadata=call_metadata())
         self._watch = _SilenceWatch(self._call, self._silence_seconds)
         self._reader = _Reader(self._call) if self._reads_ahead else None
 
     def _drop(self) -> None:
-        self._outgoing.put(None)  # ends the sending thread
+        self._outgoing.end()
         if self._watch is not None:
             self._watch.close()
         if self._call is not None:
             self._call.cancel()
             self.dropped()
         self._call = self._watch = self._reader = None
+
+
+class _Outgoing(Generic[Message]):
+    """Messages on their way to the thread that sends those of one call.
+
+    joins: messages that are there when that thread takes one are sent together with it. So a client that is
+    faster than its connection sends fewer messages, and none waits for others.
+    """
+
+    def __init__(self, together: Callable[[Sequence[Message]], Message]) -> None:
+        self.joins = False
+        self._together = together
+        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+
+    def put(self, message: Message) -> None:
+        self._queue.put(message)
+
+    def end(self) -> None:
+        """End the iteration, and with it the sending thread, behind the messages so far."""
+        self._queue.put(None)
+
+    def __iter__(self) -> Iterator[Message]:
+        held: list[Message | None] = []  # taken from the queue, but not to go with those before it
+        while (first := held.pop() if held else self._queue.get()) is not None:
+            messages, size_bytes = [first], first.ByteSize()
+            while self.joins and len(messages) < TOGETHER_MAX and not self._queue.empty():
+                message = self._queue.get()
+                size_bytes += message.ByteSize() if message is not None else 0
+                if message is None or size_bytes > TOGETHER_BYTES_MAX:
+                    held.append(message)
+                    break
+                messages.append(message)
+            yield first if len(messages) == 1 else self._together(messages)
 
 
 class _Reader(Generic[Answer]):

@@ -7,7 +7,7 @@ RequestRefusedError with the master's reason, facts and hint, and MasterUnreacha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any, Final, TypeAlias
@@ -51,6 +51,7 @@ class RunStream(RequestStream[training_pb2.TrainingServiceTrainEachRequest, Outc
             training_pb2_grpc.TrainingServiceStub,
             "TrainEach",
             answers_of=lambda message: map(_result, message.outcomes),
+            together=_together,
             one_by_one=self._train,
             silence_seconds=ATTEMPT_SECONDS,
         )
@@ -70,6 +71,15 @@ class RunStream(RequestStream[training_pb2.TrainingServiceTrainEachRequest, Outc
         except RequestRefusedError as refusal:
             return refusal
         return response
+
+
+def _together(
+    messages: Sequence[training_pb2.TrainingServiceTrainEachRequest],
+) -> training_pb2.TrainingServiceTrainEachRequest:
+    joined = training_pb2.TrainingServiceTrainEachRequest()
+    joined.CopyFrom(messages[0])
+    joined.more.extend([message.request for message in messages[1:]])
+    return joined
 
 
 def _result(outcome: training_pb2.TrainOutcome) -> Outcome:

@@ -20,6 +20,7 @@ from elastane_master.app import Master
 from elastane_master.decisions.events import Rejection
 from elastane_master.security import policy
 from elastane_master.security.errors import BadSecurityFile, InsecureListen
+from elastane_master.security.quotas import QuotaBook
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.security.tls import ServerTls, TlsFiles
 from elastane_master.servers import gate
@@ -375,8 +376,19 @@ async def test_too_many_requests_are_refused_and_may_be_sent_again(tmp_path: Pat
         await job_pb2_grpc.JobServiceStub(other).List(asked)
 
 
-async def test_each_message_of_a_stream_of_tasks_is_a_request(tmp_path: Path) -> None:
-    tokens = entry("slow", ["worker"], ["*"], requests_per_second=0.001)
+@pytest.mark.parametrize(
+    ("admitted", "messages"),
+    [(1, [1, 1]), (3, [1, 3]), (3, [4]), (3, [1, 2, 2]), (1, [2, 1])],
+    ids=["one each", "several", "several in the first", "none of the last", "half of the first"],
+)
+async def test_each_request_of_a_stream_of_tasks_counts(
+    tmp_path: Path, admitted: int, messages: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """admitted: number of requests that the quota has room for; the one beyond it is refused at its place."""
+    stopped = asyncio.get_running_loop().time()
+    take = QuotaBook.take_request
+    monkeypatch.setattr(QuotaBook, "take_request", lambda book, caller, now: take(book, caller, stopped))
+    tokens = entry("slow", ["worker"], ["*"], requests_per_second=admitted)
     tokens += entry("root", ["operator", "worker"], ["*"])
     async with (
         guarded_master(tmp_path, tokens) as master,
@@ -393,11 +405,16 @@ async def test_each_message_of_a_stream_of_tasks_is_a_request(tmp_path: Path) ->
         )
         lease = shard_pb2.LeaseTasksRequest(job="mine", dataset="d", worker_id="w", max_tasks=1)
         stream = shard_pb2_grpc.ShardServiceStub(slow).StreamTasks(metadata=_bearer("slow"))
-        await stream.write(shard_pb2.StreamTasksRequest(request=lease))
-        assert (await stream.read()).response.tasks
-        await stream.write(shard_pb2.StreamTasksRequest(request=lease))
+        for requests in messages:
+            await stream.write(shard_pb2.StreamTasksRequest(request=lease, more=[lease] * (requests - 1)))
+        for _ in range(admitted):
+            assert (await stream.read()).response.tasks
         code, reason, _ = await refused(stream.read())
         assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED")
+        progress = await shard_pb2_grpc.ShardServiceStub(root).GetProgress(
+            shard_pb2.GetProgressRequest(job="mine")
+        )
+        assert progress.datasets[0].doing == admitted, "no other was decided on"
 
 
 # ---------------------------------------------------------------- certificates

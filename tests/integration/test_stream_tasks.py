@@ -116,6 +116,74 @@ def _from(worker: str, number: int, *, reads_more: bool = False) -> shard_pb2.St
     return message
 
 
+async def test_each_request_of_a_message_is_answered_as_if_it_had_its_own(
+    shards: shard_pb2_grpc.ShardServiceStub,
+) -> None:
+    call = shards.StreamTasks()
+    await call.write(_together(request(0), request(1)))
+    first = await call.read()
+    assert first.reads_more, "the client may go on so"
+    leased = [first.response.tasks[0], (await call.read()).response.tasks[0]]
+    twice = [done(leased[0])]
+    last = request(4, [done(leased[1])], tasks=0, unanswered=2)
+    await call.write(_together(request(2, twice), request(3, twice, unanswered=1), last))
+    answers = [await call.read() for _ in range(3)]
+    assert not any(answer.reads_more for answer in answers)
+    assert [answer.response.outcomes[0].outcome for answer in answers] == [
+        shard_pb2.REPORT_OUTCOME_ACCEPTED,
+        shard_pb2.REPORT_OUTCOME_STALE,
+        shard_pb2.REPORT_OUTCOME_ACCEPTED,
+    ]
+    assert [task.index for answer in answers for task in answer.response.tasks] == [2, 3]
+    again = shards.StreamTasks()  # a repeated one has its answer again, whatever message it comes in
+    await again.write(request(2, twice, unanswered=63))
+    assert (await again.read()).response == answers[0].response
+    await again.write(_together(request(3, twice, unanswered=63), last))
+    assert [(await again.read()).response for _ in range(2)] == [one.response for one in answers[1:]]
+
+
+async def test_more_requests_in_a_message_than_may_be_in_flight(
+    shards: shard_pb2_grpc.ShardServiceStub,
+) -> None:
+    call = shards.StreamTasks()
+    await call.write(_together(*(request(number) for number in range(100))))
+    answers = [(await call.read()).response for _ in range(100)]
+    assert [task.index for answer in answers for task in answer.tasks] == list(range(100))
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first message", "later message"])
+@pytest.mark.parametrize(
+    ("wrong", "code", "reason"),
+    [
+        ({"dataset": "unknown"}, grpc.StatusCode.NOT_FOUND, errors_pb2.ERROR_REASON_NOT_FOUND),
+        ({"job": "other"}, grpc.StatusCode.INVALID_ARGUMENT, errors_pb2.ERROR_REASON_INVALID_ARGUMENT),
+    ],
+)
+async def test_a_refusal_within_a_message_ends_the_stream_after_what_came_before(
+    shards: shard_pb2_grpc.ShardServiceStub,
+    first: bool,
+    wrong: dict[str, object],
+    code: grpc.StatusCode,
+    reason: errors_pb2.ErrorReason,
+) -> None:
+    call = shards.StreamTasks()
+    if not first:
+        await call.write(request(0))
+        assert (await call.read()).response.tasks[0].index == 0
+    await call.write(_together(request(1), request(2, **wrong), request(3)))
+    assert (await call.read()).response.tasks[0].index == int(not first)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call.read()
+    found, _, detail = reason_of(refused.value)
+    assert (found, detail.reason) == (code, reason)
+
+
+def _together(*messages: shard_pb2.StreamTasksRequest) -> shard_pb2.StreamTasksRequest:
+    return shard_pb2.StreamTasksRequest(
+        request=messages[0].request, more=[message.request for message in messages[1:]]
+    )
+
+
 async def test_runs_go_through_a_dataset_in_few_messages(shards: shard_pb2_grpc.ShardServiceStub) -> None:
     call = shards.StreamTasks()
     held: list[shard_pb2.TaskReport] = []

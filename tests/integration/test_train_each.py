@@ -119,6 +119,35 @@ async def test_a_run_has_one_outcome_however_often_it_is_sent_and_by_which_rpc(t
             assert await queued(channel) == list(range(1, len(requests) + 1))
 
 
+async def test_runs_of_one_message_have_an_outcome_each(tmp_path: Path) -> None:
+    async with serving_master(tmp_path) as (_, channel):
+        call = training_pb2_grpc.TrainingServiceStub(channel).TrainEach()
+        wrong = train(1, instances=10**6)
+        await call.write(
+            training_pb2.TrainingServiceTrainEachRequest(request=train(0, "r0"), more=[wrong, train(2, "r2")])
+        )
+        await call.write(
+            training_pb2.TrainingServiceTrainEachRequest(request=train(2, "r2"), more=[train(3, "r3")])
+        )
+        await call.done_writing()
+        messages = [message async for message in call]
+        assert [message.reads_more for message in messages] == [True] + [False] * (len(messages) - 1)
+        found = [outcome for message in messages for outcome in message.outcomes]
+        assert [outcome.WhichOneof("outcome") for outcome in found] == [
+            "response",
+            "refusal",
+            *["response"] * 3,
+        ]
+        responses = [outcome.response for outcome in found if outcome.HasField("response")]
+        assert [(one.run.run_id, one.created) for one in responses] == [
+            (1, True),
+            (2, True),
+            (2, False),
+            (3, True),
+        ]
+        assert await queued(channel) == [1, 2, 3]
+
+
 async def test_a_run_that_is_looked_up_holds_its_place(tmp_path: Path) -> None:
     artifacts = str(tmp_path / "artifacts")
     Folder(artifacts).write(layout.code_archive(DIGEST), [b"zip"])
@@ -229,6 +258,19 @@ async def test_each_message_is_a_request_of_its_token(tmp_path: Path) -> None:
         await put(call, train(0), train(1))
         assert (await next_of(call)).response.run.spec.owner == "slow"
         assert await ended(call) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED")
+
+
+async def test_each_run_of_a_message_is_a_request_of_its_token(tmp_path: Path) -> None:
+    tokens = entry("slow", ["submitter"], [], requests_per_second=0.001)
+    async with (
+        guarded_master(tmp_path, tokens) as master,
+        grpc.aio.insecure_channel(master.address) as channel,
+    ):
+        call = each_as(master, "slow", channel)
+        await call.write(training_pb2.TrainingServiceTrainEachRequest(request=train(0), more=[train(1)]))
+        assert (await next_of(call)).response.run.spec.owner == "slow"
+        assert await ended(call) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED")
+        assert len(master.runs.server.machine.state.runs) == 1
 
 
 async def test_quotas_and_rights_are_those_of_each_message(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ WANTED: Final = (
            "GPT 25 M, batch 2: 2 workers, P = N"),
     Wanted("from start to first step, 2 workers", "startup", "run to first step, 2 workers"),
     Wanted("leasing and reporting tasks, one client; Elastane's are durable, DLRover's in memory", "dispatch",
-           "1 client: one task a message"),
+           "1 client: one task a request"),
     Wanted("restoring a queue of 10^9 samples", "data_scale", "10^9 samples: restore"),
 )  # fmt: skip
 

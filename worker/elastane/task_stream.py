@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from elastane_common.client import MasterClient
 from elastane_common.connection import ATTEMPT_SECONDS, new_request_id
 from elastane_common.request_stream import RequestStream
@@ -32,6 +34,7 @@ class TaskStream(RequestStream[shard_pb2.StreamTasksRequest, shard_pb2.LeaseTask
             shard_pb2_grpc.ShardServiceStub,
             "StreamTasks",
             answers_of=lambda message: (message.response, *message.more),
+            together=_together,
             one_by_one=lambda message: client.lease_tasks(message.request),
             silence_seconds=silence_seconds,
             wait_seconds=WAIT_SECONDS,
@@ -53,3 +56,10 @@ class TaskStream(RequestStream[shard_pb2.StreamTasksRequest, shard_pb2.LeaseTask
         # All but the newest have requests after them, which the master may already have processed.
         for message in list(self.waiting)[:-1]:
             message.request.unanswered = REPEATED_UNANSWERED
+
+
+def _together(messages: Sequence[shard_pb2.StreamTasksRequest]) -> shard_pb2.StreamTasksRequest:
+    joined = shard_pb2.StreamTasksRequest()
+    joined.CopyFrom(messages[0])
+    joined.more.extend([message.request for message in messages[1:]])
+    return joined

@@ -31,8 +31,9 @@ class Rule:
     roles: one of them suffices; empty: open to everybody, without a token. job: path of the request field
     that names the job; empty: the rpc belongs to no job. only_job: a missing name means the token's only job.
     takes: quota used by a call, besides the request quota. lists: response field that lists jobs by name;
-    jobs not covered by the token are removed. counts: each message of the stream counts as a request.
-    owned: the servicer shows and changes only runs of owners that the token is for.
+    jobs not covered by the token are removed. counts: each request of the stream counts; a message has one,
+    and those in its field `more`. owned: the servicer shows and changes only runs of owners that the token is
+    for.
     """
 
     roles: frozenset[Role] = frozenset()

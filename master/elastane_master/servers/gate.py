@@ -331,7 +331,9 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             first = request = await _only_message(messages)
         elif call.rule.job or call.rule.counts:
             first = await _first_message(messages)
-            request = _again(first, self._counted(call, messages) if call.rule.counts else messages)
+            request = _again(first, messages)
+            if call.rule.counts:
+                request = self._counted(call, request)
         if isinstance(first, Malformed):
             return request  # it names no job, and the servicer refuses it
         try:
@@ -396,16 +398,37 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return grpc.stream_stream_rpc_method_handler(behaviour, None, handler.response_serializer)
 
     async def _counted(self, call: _Call, messages: Any) -> AsyncIterator[Any]:
-        """Yield the rest of a stream whose messages are requests, each in its caller's name as of now.
+        """Yield a stream whose messages have requests, each in its caller's name as of now.
 
-        Raises Rejection at one beyond the quota.
+        Raises Rejection at the place of a request beyond the quota.
         """
+        counted = 1  # the first one, with the call
         async for message in messages:
             caller = self._tokens.owner(call.digest)
-            self._quotas.take_request(caller, asyncio.get_running_loop().time())
+            refusal = self._count(caller, message, counted)
+            counted = 0
             if call.rule.owned:
                 callers.principal.set(caller)
             yield message
+            if refusal is not None:
+                raise refusal
+
+    def _count(self, caller: Principal, message: Any, counted: int) -> Rejection | None:
+        """Count the requests in a message, apart from the first `counted`; return the refusal of the rest.
+
+        The rest, beyond the quota, is cut off. Raises the refusal if it is all of them.
+        """
+        now = asyncio.get_running_loop().time()
+        requests = 1 if isinstance(message, Malformed) else 1 + len(message.more)
+        for number in range(counted, requests):
+            try:
+                self._quotas.take_request(caller, now)
+            except Rejection as refusal:
+                if number == 0:
+                    raise
+                del message.more[number - 1 :]
+                return refusal
+        return None
 
     async def _end(self, call: _Call, refusal: Rejection, context: Context) -> NoReturn:
         """End an admitted call that is no longer allowed."""

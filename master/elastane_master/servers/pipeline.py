@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Generic, TypeVar
 
+Message = TypeVar("Message")
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
@@ -28,12 +29,12 @@ class Decided(Generic[Answer]):
         return self.answer
 
 
-class Pipeline(Generic[Request, Answer]):
-    """Reads `requests` ahead, up to `most` unanswered ones, and gives the answers in order.
+class Pipeline(Generic[Message, Request, Answer]):
+    """Reads messages ahead, up to `most` unanswered requests, and gives the answers in order.
 
-    begin: called for each request on arrival, so its effects are in order; returns the answer, or a task that
-    computes it. Errors of begin, the task or the requests are raised at their place; what was begun after
-    them is cancelled.
+    requests_of: returns the requests in a message. begin: called for each request on arrival, so its effects
+    are in order; returns the answer, or a task that computes it. Errors of these two, the task or the
+    messages are raised at their place; what was begun after them is cancelled.
 
     After `end`, no more answers are given: `batches` raises at once, wherever it waits.
 
@@ -42,12 +43,14 @@ class Pipeline(Generic[Request, Answer]):
 
     def __init__(
         self,
+        messages: AsyncIterator[Message],
+        requests_of: Callable[[Message], Iterable[Request]],
         begin: Callable[[Request], Decided[Answer] | asyncio.Task[Answer]],
-        requests: AsyncIterator[Request],
         most: int,
     ) -> None:
+        self._messages = messages
+        self._requests_of = requests_of
         self._begin = begin
-        self._requests = requests
         self._most = most
         # None: the requests have ended.
         self._begun: deque[Decided[Answer] | asyncio.Task[Answer] | None] = deque()
@@ -56,7 +59,7 @@ class Pipeline(Generic[Request, Answer]):
         self._full: asyncio.Future[None] | None = None
         self._ended: BaseException | None = None
 
-    async def __aenter__(self) -> Pipeline[Request, Answer]:
+    async def __aenter__(self) -> Pipeline[Message, Request, Answer]:
         self._reader = asyncio.create_task(self._read())
         return self
 
@@ -122,11 +125,12 @@ class Pipeline(Generic[Request, Answer]):
 
     async def _read(self) -> None:
         try:
-            async for request in self._requests:
-                while len(self._begun) >= self._most:
-                    self._full = asyncio.get_running_loop().create_future()
-                    await self._full
-                self._put(self._begin(request))
+            async for message in self._messages:
+                for request in self._requests_of(message):
+                    while len(self._begun) >= self._most:
+                        self._full = asyncio.get_running_loop().create_future()
+                        await self._full
+                    self._put(self._begin(request))
         finally:
             self._put(None)
 

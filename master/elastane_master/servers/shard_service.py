@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import NamedTuple, cast
 
 import msgspec
@@ -77,30 +77,36 @@ class ShardServicer:
         reads_more = False
         line = WaitingLine()
 
-        def begin(message: shard_pb2.StreamTasksRequest | Malformed) -> Begun:
+        def requests_of(
+            message: shard_pb2.StreamTasksRequest | Malformed,
+        ) -> Iterable[shard_pb2.LeaseTasksRequest]:
+            nonlocal reads_more
+            if isinstance(message, Malformed):
+                raise message.rejection()
+            if job is None:
+                reads_more = message.reads_more
+            return (message.request, *message.more) if message.more else (message.request,)
+
+        def begin(request: shard_pb2.LeaseTasksRequest) -> Begun:
             line.begun()
             try:
-                return taken(message)
+                return taken(request)
             except Rejection:
                 line.answered()
                 raise
 
-        def taken(message: shard_pb2.StreamTasksRequest | Malformed) -> Begun:
-            nonlocal job, reads_more
-            if isinstance(message, Malformed):
-                raise message.rejection()
-            if (
-                job is not None and message.request.job != job
-            ):  # what the caller may do was asked for the first one's
+        def taken(request: shard_pb2.LeaseTasksRequest) -> Begun:
+            nonlocal job
+            if job is not None and request.job != job:  # what the caller may do was asked for the first one's
                 raise Rejection(
                     "invalid_argument",
                     f"a stream serves one job: this one serves {job[:80]!r}",
                     hint="open another stream for another job",
                     field="job",
                 )
-            asked = self._asked(message.request)
+            asked = self._asked(request)
             if job is None:
-                job, reads_more = message.request.job, message.reads_more
+                job = request.job
                 ends.enter_context(asked.server.ending(answers.end))
             return _begin(asked, line)
 
@@ -108,9 +114,12 @@ class ShardServicer:
             return answer_bytes(leased[1]) if reads_more else TOGETHER_BYTES_MAX
 
         with contextlib.ExitStack() as ends:
-            async with Pipeline(begin, self._of_an_open_job(requests), REQUESTS_IN_FLIGHT) as answers:
+            messages = self._of_an_open_job(requests)
+            async with Pipeline(messages, requests_of, begin, REQUESTS_IN_FLIGHT) as answers:
+                is_first = True
                 async for known in answers.batches(size_of, TOGETHER_BYTES_MAX):
-                    yield translate_shard.streamed_response(known)
+                    yield translate_shard.streamed_response(known, is_first=is_first)
+                    is_first = False
 
     async def _of_an_open_job(
         self, requests: AsyncIterator[shard_pb2.StreamTasksRequest | Malformed]

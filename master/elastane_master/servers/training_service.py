@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import cast
@@ -95,20 +95,20 @@ class TrainingServicer:
 
         One whose dataset or code archive is looked up holds up the outcomes behind it, not the decisions.
         """
-        async with Pipeline(self._begin, requests, REQUESTS_IN_FLIGHT) as outcomes:
+        async with Pipeline(requests, _requests_of, self._begin, REQUESTS_IN_FLIGHT) as outcomes:
             with self._runs.server.submitting(outcomes.end):
+                is_first = True
                 async for known in outcomes.batches():
-                    yield training_pb2.TrainingServiceTrainEachResponse(outcomes=known)
+                    yield training_pb2.TrainingServiceTrainEachResponse(outcomes=known, reads_more=is_first)
+                    is_first = False
 
     def _begin(
-        self, message: training_pb2.TrainingServiceTrainEachRequest | Malformed
+        self, request: training_pb2.TrainingServiceTrainRequest
     ) -> Decided[training_pb2.TrainOutcome] | asyncio.Task[training_pb2.TrainOutcome]:
         """Decide on a submission at once, or begin to look up what it needs. Raises what ends the stream."""
-        if isinstance(message, Malformed):
-            raise message.rejection()
         server = self._runs.server
         try:
-            spec, request_id, client_key = _asked(message.request)
+            spec, request_id, client_key = _asked(request)
             if _is_looked_up(spec):
                 looking = partial(submit, self._runs, spec, request_id, client_key)
                 return asyncio.create_task(self._outcome(looking))
@@ -269,6 +269,15 @@ class TrainingServicer:
         if view is None:
             raise unknown_run(run_id)
         return run_message(view, self._runs.artifacts.run_url(run_id))
+
+
+def _requests_of(
+    message: training_pb2.TrainingServiceTrainEachRequest | Malformed,
+) -> Iterable[training_pb2.TrainingServiceTrainRequest]:
+    """Return the submissions in a message. Raises Rejection."""
+    if isinstance(message, Malformed):
+        raise message.rejection()
+    return message.request, *message.more
 
 
 def _asked(request: training_pb2.TrainingServiceTrainRequest) -> tuple[RunSpec, str, str]:

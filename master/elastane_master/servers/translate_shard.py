@@ -107,9 +107,14 @@ def lease_response(dataset: str, result: LeaseResult) -> shard_pb2.LeaseTasksRes
     return response
 
 
-def streamed_response(answers: Sequence[tuple[str, LeaseResult]]) -> shard_pb2.StreamTasksResponse:
-    """The answers to one or more requests of StreamTasks, each with its dataset."""
-    streamed = shard_pb2.StreamTasksResponse()
+def streamed_response(
+    answers: Sequence[tuple[str, LeaseResult]], *, is_first: bool
+) -> shard_pb2.StreamTasksResponse:
+    """The answers to one or more requests of StreamTasks, each with its dataset.
+
+    is_first: they are the first ones of their stream.
+    """
+    streamed = shard_pb2.StreamTasksResponse(reads_more=is_first)
     fill_response(streamed.response, *answers[0])
     for answer in answers[1:]:
         fill_response(streamed.more.add(), *answer)

@@ -263,20 +263,24 @@ class LeaseTasksResponse(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., outcomes: _Optional[_Iterable[_Union[TaskOutcome, _Mapping]]] = ..., complete: _Optional[bool] = ...) -> None: ...
 
 class StreamTasksRequest(_message.Message):
-    __slots__ = ("request", "reads_more")
+    __slots__ = ("request", "reads_more", "more")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     READS_MORE_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     request: LeaseTasksRequest
     reads_more: bool
-    def __init__(self, request: _Optional[_Union[LeaseTasksRequest, _Mapping]] = ..., reads_more: _Optional[bool] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[LeaseTasksRequest]
+    def __init__(self, request: _Optional[_Union[LeaseTasksRequest, _Mapping]] = ..., reads_more: _Optional[bool] = ..., more: _Optional[_Iterable[_Union[LeaseTasksRequest, _Mapping]]] = ...) -> None: ...
 
 class StreamTasksResponse(_message.Message):
-    __slots__ = ("response", "more")
+    __slots__ = ("response", "more", "reads_more")
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    READS_MORE_FIELD_NUMBER: _ClassVar[int]
     response: LeaseTasksResponse
     more: _containers.RepeatedCompositeFieldContainer[LeaseTasksResponse]
-    def __init__(self, response: _Optional[_Union[LeaseTasksResponse, _Mapping]] = ..., more: _Optional[_Iterable[_Union[LeaseTasksResponse, _Mapping]]] = ...) -> None: ...
+    reads_more: bool
+    def __init__(self, response: _Optional[_Union[LeaseTasksResponse, _Mapping]] = ..., more: _Optional[_Iterable[_Union[LeaseTasksResponse, _Mapping]]] = ..., reads_more: _Optional[bool] = ...) -> None: ...
 
 class GetProgressRequest(_message.Message):
     __slots__ = ("job", "dataset")

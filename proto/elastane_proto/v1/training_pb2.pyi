@@ -346,16 +346,20 @@ class TrainingServiceTrainManyResponse(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
 class TrainingServiceTrainEachRequest(_message.Message):
-    __slots__ = ("request",)
+    __slots__ = ("request", "more")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     request: TrainingServiceTrainRequest
-    def __init__(self, request: _Optional[_Union[TrainingServiceTrainRequest, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[TrainingServiceTrainRequest]
+    def __init__(self, request: _Optional[_Union[TrainingServiceTrainRequest, _Mapping]] = ..., more: _Optional[_Iterable[_Union[TrainingServiceTrainRequest, _Mapping]]] = ...) -> None: ...
 
 class TrainingServiceTrainEachResponse(_message.Message):
-    __slots__ = ("outcomes",)
+    __slots__ = ("outcomes", "reads_more")
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    READS_MORE_FIELD_NUMBER: _ClassVar[int]
     outcomes: _containers.RepeatedCompositeFieldContainer[TrainOutcome]
-    def __init__(self, outcomes: _Optional[_Iterable[_Union[TrainOutcome, _Mapping]]] = ...) -> None: ...
+    reads_more: bool
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[TrainOutcome, _Mapping]]] = ..., reads_more: _Optional[bool] = ...) -> None: ...
 
 class TrainOutcome(_message.Message):
     __slots__ = ("response", "refusal")

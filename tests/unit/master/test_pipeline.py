@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,11 @@ async def of(answers: list[Begun]) -> AsyncIterator[Begun]:
     for answer in answers:
         yield answer
     await asyncio.Event().wait()
+
+
+def one(message: Any) -> tuple[Any]:
+    """The only request of a message."""
+    return (message,)
 
 
 async def test_answers_go_together_once_each_is_durable() -> None:
@@ -34,7 +40,7 @@ async def test_answers_go_together_once_each_is_durable() -> None:
         asyncio.create_task(look()),
         Decided("d", None),
     ]
-    async with Pipeline(lambda request: request, of(begun), most=9) as pipeline:
+    async with Pipeline(of(begun), one, lambda request: request, most=9) as pipeline:
         batches = pipeline.batches()
         following = asyncio.ensure_future(anext(batches))
         await asyncio.sleep(0.01)
@@ -55,7 +61,7 @@ async def test_an_answer_that_cannot_become_durable_is_an_error_at_its_place() -
     first.set_result(None)
     second.set_exception(OSError("the log has ended"))
     begun: list[Begun] = [Decided("a", first), Decided("b", second), Decided("c", None)]
-    async with Pipeline(lambda request: request, of(begun), most=9) as pipeline:
+    async with Pipeline(of(begun), one, lambda request: request, most=9) as pipeline:
         batches = pipeline.batches()
         assert await anext(batches) == ["a"]
         with pytest.raises(OSError, match="the log has ended"):
@@ -73,21 +79,61 @@ async def test_more_is_begun_when_a_batch_has_made_room() -> None:
         for request in "abcde":
             yield request
 
-    async with Pipeline(begin, requests(), most=2) as pipeline:
+    async with Pipeline(requests(), one, begin, most=2) as pipeline:
         assert [batch async for batch in pipeline.batches()] == [["a", "b"], ["c", "d"], ["e"]]
         assert begun == list("abcde")
 
 
+async def test_requests_of_one_message_are_begun_one_after_the_other_as_there_is_room() -> None:
+    begun: list[str] = []
+
+    def begin(request: str) -> Decided[str]:
+        begun.append(request)
+        return Decided(request, None)
+
+    async def messages() -> AsyncIterator[str]:
+        yield "abc"
+        yield "de"
+
+    async with Pipeline(messages(), iter, begin, most=2) as pipeline:
+        await asyncio.sleep(0.01)
+        assert begun == ["a", "b"], "a message of many takes no more room than many messages"
+        assert [batch async for batch in pipeline.batches()] == [["a", "b"], ["c", "d"], ["e"]]
+
+
+async def test_an_error_within_a_message_is_raised_at_its_place() -> None:
+    def begin(request: str) -> Decided[str]:
+        if request == "c":
+            raise ValueError("refused")
+        return Decided(request, None)
+
+    def requests_of(message: str) -> Iterable[str]:
+        if message == "bad":
+            raise ValueError("no message")
+        return message
+
+    async def messages(*all_of_them: str) -> AsyncIterator[str]:
+        for message in all_of_them:
+            yield message
+
+    for sent, error in ((("abcd", "ef"), "refused"), (("ab", "bad"), "no message")):
+        async with Pipeline(messages(*sent), requests_of, begin, most=9) as pipeline:
+            batches = pipeline.batches()
+            assert await anext(batches) == ["a", "b"]
+            with pytest.raises(ValueError, match=error):
+                await anext(batches)
+
+
 async def test_what_is_left_behind_a_batch_is_cancelled() -> None:
     task = asyncio.create_task(asyncio.sleep(60, "never"))
-    async with Pipeline(lambda request: request, of([Decided("a", None), task]), most=9) as pipeline:
+    async with Pipeline(of([Decided("a", None), task]), one, lambda request: request, most=9) as pipeline:
         assert await anext(pipeline.batches()) == ["a"]
     assert task.cancelled()
 
 
 async def test_answers_go_together_up_to_a_size() -> None:
     begun: list[Begun] = [Decided(answer, None) for answer in ("aa", "b", "c", "dddddd", "e", "fff")]
-    async with Pipeline(lambda request: request, of(begun), most=9) as pipeline:
+    async with Pipeline(of(begun), one, lambda request: request, most=9) as pipeline:
         await asyncio.sleep(0)
         batches = pipeline.batches(len, 4)
         got = [await anext(batches) for _ in range(3)]
@@ -96,7 +142,7 @@ async def test_answers_go_together_up_to_a_size() -> None:
 
 async def test_after_its_end_a_stream_gives_no_answer_that_is_there() -> None:
     durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    async with Pipeline(lambda request: request, of([Decided("a", durable)]), most=9) as pipeline:
+    async with Pipeline(of([Decided("a", durable)]), one, lambda request: request, most=9) as pipeline:
         following = asyncio.ensure_future(anext(pipeline.batches()))
         await asyncio.sleep(0.01)
         pipeline.end(OSError("paused"))
@@ -107,7 +153,7 @@ async def test_after_its_end_a_stream_gives_no_answer_that_is_there() -> None:
 
 async def test_who_leaves_a_stream_does_not_cancel_the_write_that_others_wait_for() -> None:
     durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    async with Pipeline(lambda request: request, of([Decided("a", durable)]), most=9) as pipeline:
+    async with Pipeline(of([Decided("a", durable)]), one, lambda request: request, most=9) as pipeline:
         following = asyncio.ensure_future(anext(pipeline.batches()))
         await asyncio.sleep(0.01)
         following.cancel()

@@ -112,10 +112,6 @@ class SlotLayout:
             for block, dtype in zip(self.blocks, self.dtypes, strict=True)
         ]
 
-    def pull_sections(self, rows: Rows) -> list[int]:
-        """Bytes of the sections of a pull's ids, given (table, count). Raises InvalidRequest."""
-        return [count * ID_BYTES for _, count in self._tables_asked(rows)]
-
     def pulled_sections(self, dense: bool, rows: Rows) -> list[int]:
         """Bytes of the sections of the pulled values. Raises InvalidRequest."""
         values = [count * self.wire_rows[table] for table, count in self._tables_asked(rows)]

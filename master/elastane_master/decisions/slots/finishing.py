@@ -31,12 +31,6 @@ def look(ctx: DecisionContext, dataset: str) -> None:
         ask(ctx)
 
 
-def look_all(ctx: DecisionContext) -> None:
-    """As `look`, for every data set."""
-    for dataset in ctx.queues.dynamic:
-        look(ctx, dataset)
-
-
 def ask(ctx: DecisionContext) -> None:
     """Ask owners to save the slots that are not saved yet; again after every change of the map."""
     book = ctx.state.slots

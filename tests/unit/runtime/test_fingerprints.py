@@ -10,6 +10,7 @@ import torch
 
 from elastane.runtime.carried import CarriedValues
 from elastane.runtime.fingerprints import Fingerprints
+from elastane.state.digests import combined, digest_of_tensors, digest_of_text
 from elastane.state.train_state import TrainState
 
 STEPS = 4
@@ -118,3 +119,25 @@ def test_a_hyperparameter_changed_in_place_is_found(value: Any) -> None:
     inner = value[0] if isinstance(value, tuple) else value
     inner["a" if isinstance(inner, dict) else 0] = 0.25
     assert digests(prints, 1)[0] != first[0]
+
+
+def test_values_of_an_optimizers_state_that_appear_go_or_are_replaced_later_are_found() -> None:
+    (_, sound), (state, other) = worker(), worker()
+    first = digests(sound, 0, whole=True)
+    assert digests(other, 0, whole=True) == first
+    own = state.optimizers[0].state[state.model[0].bias]
+    moment = own.pop("exp_avg")
+    assert digests(other, 1, whole=True) != first
+    own["exp_avg"] = moment + 1
+    assert digests(other, 2, whole=True) != first
+    own["exp_avg"] = moment.clone()
+    assert digests(other, 3, whole=True) == first, "the order in which they were added does not matter"
+    own["spare"] = torch.zeros(2)
+    assert digests(other, 4, whole=True) != first
+
+
+def test_a_step_without_a_part_has_the_digest_of_nothing_and_those_with_one_have_not() -> None:
+    _, prints = worker(1000)
+    nothing = combined((digest_of_tensors(()), digest_of_text("")))
+    assert digests(prints, 999)[1] == nothing
+    assert digests(prints, 0)[1] != nothing

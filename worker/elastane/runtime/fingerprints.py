@@ -25,13 +25,14 @@ from elastane.state.digests import (
     digest_of_tensors,
     digest_of_text,
     form,
+    in_order,
     in_words,
     leaves,
 )
 from elastane.state.train_state import TrainState
 
-#: Summing fewer bytes than this takes no longer than waking a thread.
-_IN_PLACE_BYTES: Final = 1 << 18
+#: Summing fewer bytes than this costs the script's thread no more than giving them to another one.
+_IN_PLACE_BYTES: Final = 1 << 20
 _VALUE_CHARACTERS_MAX: Final = 200
 
 Leaf = tuple[str, torch.Tensor | str]
@@ -65,8 +66,11 @@ class Fingerprints:
             return
         units = self._all_units()
         part = units if whole else units[step % self._steps :: self._steps]
+        if not part:  # a small model has fewer units than there are steps
+            self._begun = _NOTHING
+            return
         tensors, texts = _collected(part)
-        if sum(tensor.numel() * tensor.element_size() for tensor in tensors) < _IN_PLACE_BYTES:
+        if sum(tensor.nbytes for tensor in tensors) < _IN_PLACE_BYTES:
             self._begun = _added_up(tensors, texts)
             return
         if self._threads is None:
@@ -187,10 +191,20 @@ def _tensor(name: str, tensor: torch.Tensor) -> Unit:
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> Unit:
+    keys: list[Any] = []
+    #: In the order of `leaves`, which is the same for as long as the keys are.
+    named: list[tuple[Any, str]] = []
+
     def unit() -> Iterator[Leaf]:
         # No state and an empty state are equivalent: it is a defaultdict.
         state: Any = optimizer.state.get(parameter) or {}
-        return leaves(state, name)
+        if not isinstance(state, Mapping):
+            yield from leaves(state, name)
+            return
+        if list(state) != keys:
+            keys[:], named[:] = state, in_order(state, name)
+        for key, path in named:
+            yield from leaves(state[key], path)
 
     return unit
 
@@ -218,6 +232,10 @@ def _added_up(
     # order the reads after work the script has queued on its stream; without one, setting it only costs time
     with torch.cuda.stream(stream) if stream else nullcontext():
         return combined((digest_of_tensors(tensors), digest_of_text("\n".join(texts))))
+
+
+#: Digest of a part without units.
+_NOTHING: Final = _added_up((), ())
 
 
 def _settings_of(group: dict[str, Any]) -> list[tuple[str, Any]]:

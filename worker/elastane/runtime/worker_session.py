@@ -182,9 +182,10 @@ class WorkerSession:
         """Change the protocol's state and send the resulting messages, in that order, under the lock."""
         with self._changed:
             outcome = change()
-            self.spans.said(outcome.send)
-            if self._session is not None:
-                self._session.send(*outcome.send)
+            if outcome.send:  # three of a step's four changes have nothing to say
+                self.spans.said(outcome.send)
+                if self._session is not None:
+                    self._session.send(*outcome.send)
             self._changed.notify_all()
 
     def saved(self, message: ring_pb2.Saved) -> None:

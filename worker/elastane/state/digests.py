@@ -15,6 +15,7 @@ tensors are compared as text (`form`).
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -44,22 +45,21 @@ def digest_of_tensors(tensors: Sequence[torch.Tensor]) -> int:
     """Return one 64-bit digest of all tensors, in order."""
     small: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     found = []
-    with torch.no_grad():
-        for tensor in tensors:
-            if tensor.numel() * tensor.element_size() >= _SMALL_BYTES:
-                found.append(digest_of_tensor(tensor))
-            else:
-                small.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
-        for group in small.values():
-            found.append(_digest_of_small(group))
+    for tensor in tensors:
+        if tensor.nbytes >= _SMALL_BYTES:
+            found.append(digest_of_tensor(tensor))
+        else:
+            small.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for group in small.values():
+        found.append(_digest_of_small(group))
     return combined(found)
 
 
 def _digest_of_small(group: Sequence[torch.Tensor]) -> int:
     """Return the digest of tensors of one dtype and device as if they were one."""
-    if group[0].device.type == "cpu":
-        return _digest_of_bytes(np.concatenate([_bytes_of(tensor) for tensor in group]))
-    return digest_of_tensor(torch._utils._flatten_dense_tensors(group))
+    if group[0].is_cpu:
+        return _digest_of_bytes(np.frombuffer(b"".join(map(_copied, group)), np.uint8))
+    return digest_of_tensor(torch._utils._flatten_dense_tensors([tensor.detach() for tensor in group]))
 
 
 def digest_of_tensor(tensor: torch.Tensor) -> int:
@@ -111,6 +111,13 @@ def _bytes_of(tensor: torch.Tensor) -> _Bytes:
     return _plain(tensor).numpy()
 
 
+def _copied(tensor: torch.Tensor) -> bytes:
+    """Return a copy of a tensor's bytes in host memory, row-major; fewer calls than for a NumPy view."""
+    if tensor.dtype in _IN_NUMPY and tensor.is_contiguous() and not tensor.is_neg():
+        return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+    return _plain(tensor).numpy().tobytes()
+
+
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.numel() <= 1:  # counts as contiguous with any stride, but then cannot be viewed as bytes
@@ -154,13 +161,19 @@ def leaves(value: object, path: str) -> Iterator[tuple[str, torch.Tensor | str]]
         yield path, torch.frombuffer(bytearray(value.tobytes()) or bytearray(1), dtype=torch.uint8)
         yield f"{path} form", f"{value.dtype.str} {value.shape}"
     elif isinstance(value, Mapping):
-        for key in sorted(value, key=lambda key: (type(key).__name__, key)):
-            yield from leaves(value[key], f"{path}, {key}" if path else str(key))
+        for key, inner in in_order(value, path):
+            yield from leaves(value[key], inner)
     elif isinstance(value, list | tuple):
         for place, item in enumerate(value):
             yield from leaves(item, f"{path}[{place}]")
     else:
         yield path, in_words(value)
+
+
+def in_order(keys: Iterable[Any], path: str) -> list[tuple[Any, str]]:
+    """Return the keys of a dict at `path` in the order in which `leaves` visits them, each with its path."""
+    ordered = sorted(keys, key=lambda key: (type(key).__name__, key))
+    return [(key, f"{path}, {key}" if path else str(key)) for key in ordered]
 
 
 def in_words(value: Any) -> str:

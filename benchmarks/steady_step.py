@@ -7,6 +7,9 @@ beside stock DDP with as many processes, which accumulates k micro-batches. The 
 segment of steps each (`baton`), with one thread per process; master and store run on the same machine. The
 figure of a segment is the leader's median step, and the ratio is the median over neighbouring segments.
 
+Also at P = N: a master that is 20 ms away (10 ms each way, by a proxy on loopback), with and without steps
+that are applied ahead of its answer, beside the same job with a near master.
+
 At P = N, weights, buffers and optimizer state of both sides must be equal at the end; at P < N, those of
 all mappings of the same ESTs. Otherwise the benchmark fails.
 """
@@ -33,6 +36,7 @@ from harness import Report, Row, Series, run_benchmark
 from peers import peer_python
 
 from elastane_cli.rehearse.cluster import LocalCluster
+from elastane_cli.rehearse.slow_link import SlowLink
 from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_proto.v1 import job_pb2
 
@@ -86,6 +90,9 @@ FINGERPRINTED = [("cnn", 16), ("gpt-25m", 2)]
 #: Model, batch of an EST, and steps: about 5, 45 and 200 ms a step.
 TURNS = [("mlp", 64, 400), ("cnn", 8, 100), ("cnn", 64, 40)]
 TURN_ESTS = 4
+#: A step of about 25 ms, and what is added to the way to the master, there and back.
+FAR_CASE = Case("cnn", 16, 2, 2, 40)
+FAR_SECONDS = 0.02
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
@@ -113,6 +120,11 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         name = f"{MODEL_NAMES[model]}, batch {batch}: CPU of {TURN_ESTS} ESTs on 1 worker, in one process"
         if args.only in name:
             report.rows.append(turn_row(name, model, batch, steps, repeats))
+    for is_ahead in (True, False):
+        words = "applied ahead" if is_ahead else "none applied ahead"
+        name = f"{FAR_CASE.name}, master {FAR_SECONDS * 1000:.0f} ms away, {words}"
+        if args.only in name:
+            report.rows.append(far_row(name, repeats, is_ahead=is_ahead))
     report.facts["bits"] = "equal to stock DDP's in every P = N case, and for all mappings of the same ESTs"
     report.facts["repeats"] = repeats
 
@@ -180,6 +192,37 @@ def turn_row(name: str, model: str, batch: int, steps: int, repeats: int) -> Row
     )
 
 
+def far_row(name: str, repeats: int, *, is_ahead: bool) -> Row:
+    """Measure a job whose master is far away beside the same job with a near one. Raises SystemExit if bits
+    differ."""
+    case = FAR_CASE
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        steps = case.segment * (repeats + 1)
+        near = stack.enter_context(elastane_side(case, Path(folder, "near"), steps))
+        far = stack.enter_context(
+            elastane_side(case, Path(folder, "far"), steps, link_seconds=FAR_SECONDS / 2, is_ahead=is_ahead)
+        )
+        segments: dict[str, list[Segment]] = {"near": [], "far": []}
+        for number in range(repeats + 1):
+            order = [("near", near), ("far", far)]
+            for side_name, side in order if number % 2 else reversed(order):
+                segment = side.run()
+                if number:
+                    segments[side_name].append(segment)
+    if segments["near"][-1].facts["digest"] != segments["far"][-1].facts["digest"]:
+        raise SystemExit(f"{name}: the result differs from that with a near master")
+    return Row(
+        name,
+        series(segments["far"]),
+        series(segments["near"]),
+        "a near master",
+        target=1.0 if is_ahead else None,
+        slack=1.0,
+        noise=1.3,
+        note="" if is_ahead else "ELASTANE_APPLY_AHEAD=0: the answer is added to each step",
+    )
+
+
 def series(segments: list[Segment]) -> Series:
     return Series([statistics.median(segment.steps) * 1000 for segment in segments], "ms")
 
@@ -224,7 +267,7 @@ CAUSES = {
     False: "What does not shrink with the model: 0.15 ms an EST for context, loader and gradients, and most "
     "of the master's answer (1 ms), which so short a backward cannot hide; accumulation has neither",
 }
-SEGMENT_OF = {(case.model, case.batch, case.ests): case.segment for case in reversed(CASES)}
+SEGMENT_OF = {(case.model, case.batch, case.ests): case.segment for case in reversed([*CASES, FAR_CASE])}
 
 
 def arguments(case: Case, framework: str, steps: int, baton: Path, accumulate: int) -> list[str]:
@@ -236,12 +279,20 @@ def arguments(case: Case, framework: str, steps: int, baton: Path, accumulate: i
 
 
 @contextlib.contextmanager
-def elastane_side(case: Case, folder: Path, steps: int) -> Iterator[Side]:
-    """Start a master, its private store, and workers that all join the first ring."""
+def elastane_side(
+    case: Case, folder: Path, steps: int, *, link_seconds: float = 0.0, is_ahead: bool = True
+) -> Iterator[Side]:
+    """Start a master, its private store, and workers that all join the first ring.
+
+    link_seconds: added to the way between them, in each direction. is_ahead: steps may be applied ahead.
+    """
+    folder.mkdir(exist_ok=True)
     path = folder / "elastane.sock"
     settings = job_pb2.JobSettings(ests=case.ests, workers_min=case.workers, workers_max=case.workers)
     script = arguments(case, "elastane", steps, path, 1)
-    cluster = LocalCluster(folder / "cluster", settings, script)
+    environment = {"ELASTANE_APPLY_AHEAD": str(int(is_ahead))}
+    cluster = LocalCluster(folder / "cluster", settings, script, environment=environment)
+    link: SlowLink | None = None
 
     def master_cpu() -> float:
         assert cluster.master.pid is not None
@@ -256,14 +307,17 @@ def elastane_side(case: Case, folder: Path, steps: int) -> Iterator[Side]:
     side = Side("elastane", path, case.workers, master_cpu)
     try:
         cluster.start()
+        link = SlowLink(cluster.addresses, link_seconds) if link_seconds else None
         for _ in range(case.workers):
-            cluster.add_worker()
+            cluster.add_worker(environment={"ELASTANE_MASTER": link.address} if link is not None else {})
         side.meet(failed)
         yield side
         cluster.wait_for_end()
     finally:
         side.close()
         cluster.close()
+        if link is not None:
+            link.close()
 
 
 @contextlib.contextmanager

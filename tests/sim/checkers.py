@@ -115,6 +115,9 @@ class Checkers:
     #: What the script's code before this step drew was decided, in the valid history.
     decided_before: int = -1
     applied_generation: int = 0
+    #: Steps that workers have applied ahead of their Prepared, and those that they have undone.
+    ahead: int = 0
+    undone: int = 0
     loaded_generation: int = 0
     notes: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)

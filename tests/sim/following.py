@@ -107,6 +107,11 @@ class FollowingModel:
 
     # ------------------------------------------------------------------ the source
 
+    @property
+    def is_feeding(self) -> bool:
+        """As `StateFeed.is_feeding`."""
+        return self._link is not None and not self._book.is_over
+
     def feed(self, step: int) -> None:
         """As `StateFeed.at_boundary`."""
         worker, message = self.worker, self.worker.protocol.feed

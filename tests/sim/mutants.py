@@ -16,6 +16,7 @@ SEEDS_MAX = 1000
 DECISIONS = "elastane_master.decisions"
 PIPELINES = "sim.pipelines"
 FOLLOWING = "sim.following"
+AHEAD = "sim.ahead"
 FEED = "elastane.runtime.feed_book"
 MUTANTS = (
     Mutant(
@@ -93,6 +94,27 @@ MUTANTS = (
         "cuts, starts = list(profile.cuts), [0]",
         "cuts, starts = list(range(1, len(profile.units))), [0]",
         drawn_by=PIPELINES,
+    ),
+    Mutant(
+        "a step that was applied ahead and is lost is not undone",
+        "sim.worker_model",
+        "        self.weights = self._before\n",
+        "",
+        drawn_by=AHEAD,
+    ),
+    Mutant(
+        "a report is sent though the step before it is ahead",
+        "elastane.runtime.protocol",
+        "        if self.ahead is not None:\n            self.step.hold",
+        "        if False:\n            self.step.hold",
+        drawn_by=AHEAD,
+    ),
+    Mutant(
+        "Ready says that a step is applied that is ahead",
+        "elastane.runtime.protocol",
+        "generation=self.fenced, applied_step=self.applied_step, holds_state",
+        "generation=self.fenced, applied_step=self.next_step, holds_state",
+        drawn_by=AHEAD,
     ),
     Mutant(
         "a dropped step is charged as useful",

@@ -22,7 +22,7 @@ import elastane_master.store.log
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import job_pb2
-from sim import following, pipelines, scaling
+from sim import ahead, following, pipelines, scaling
 from sim.callers import EPOCHS, JOB, TASKS, Caller, Registrar, TaskClient
 from sim.checkers import KEYS, Checkers
 from sim.closings import CLOSING, CLOSING_FAULT
@@ -48,6 +48,7 @@ FAULTS_SECONDS = 15.0
 CALM_SECONDS = 600.0
 EVENTS_MAX = 2_000_000
 TRACE_LINES = 200
+AHEAD, UNDONE = "step applied ahead", "step undone"
 
 
 @dataclass
@@ -124,6 +125,7 @@ class _Run:
         if cuts is None and self.pipeline is None:
             drawn = following.draw(seed)
             self.script = replace(self.script, follows=bool(drawn), writes_outside=drawn == "differ")
+            self.script.ahead = ahead.draw(seed)
         self.policies = draw_policies(seed)
         self.policies.apply(self.settings)
         if cuts is None:
@@ -192,6 +194,9 @@ class _Run:
             injected[CLOSING] = self.closings.jobs
             if self.closings.hit:
                 injected[CLOSING_FAULT] = sum(self.closings.hit.values())
+        for name, count in ((AHEAD, self.checkers.ahead), (UNDONE, self.checkers.undone)):
+            if count:
+                injected[name] = count
         return Outcome(self.seed, self.checkers, self.world, injected)
 
     def stored_at(self, seconds: float) -> tuple[bytes, tuple[bytes, ...]]:

@@ -45,7 +45,7 @@ from elastane.runtime.session_machine import (
 )
 from elastane.runtime.step_body import StepBody
 from elastane.runtime.step_boundary import IntervalError, StepBoundary
-from elastane.runtime.step_state import StepState
+from elastane.runtime.step_state import Stage, StepState
 from elastane.runtime.turn import Turn
 from elastane_common.backoff import backoff_seconds
 from elastane_common.client_errors import stream_ended
@@ -88,7 +88,8 @@ class Script:
     """The training script that all workers run.
 
     receive_seconds: how long its state takes to receive. follows: newcomers follow the ring. writes_outside:
-    its optimizer has state of which nothing is known.
+    its optimizer has state of which nothing is known. ahead: workers apply steps ahead of their Prepared
+    where they may; in every third step the script asks whether it is applied.
     """
 
     ests: int
@@ -100,6 +101,7 @@ class Script:
     pipeline: Pipeline | None = None
     follows: bool = False
     writes_outside: bool = False
+    ahead: bool = False
 
     @property
     def steps(self) -> int:
@@ -199,6 +201,9 @@ class WorkerModel:
         self.body: StepBody[Turn] = StepBody(
             self.protocol, self.contexts, per_epoch, self, reports_late=False
         )
+        self.body.total_steps = script.steps
+        #: The weights before the step that was applied ahead.
+        self._before = b""
         #: Why the step's all-reduce has failed.
         self.failure: RingError | None = None
         #: The ring that the step began in: an eviction does not stop an optimizer that is at work.
@@ -410,9 +415,11 @@ class WorkerModel:
             interval = message.welcome.heartbeat_interval.ToTimedelta().total_seconds()
             event = Welcomed(message.welcome.version, interval)
         action = self.machine.handle(event, self.world.now)
-        in_ring = self.protocol.generation
+        in_ring, ahead = self.protocol.generation, self.protocol.ahead
         self.checkers.received(self.name, message)
         outcome = self.protocol.receive(message)
+        if ahead is not None and ahead.stage is Stage.APPLIED:
+            self.checkers.applied(self.name, in_ring, self.lineage, ahead.step + 1, self.weights)
         if outcome.manifest is not None:
             self.process.spawn(self._write_manifest(outcome.manifest))
         if message.HasField("drain") or message.HasField("done"):
@@ -519,6 +526,12 @@ class WorkerModel:
 
     def begins_epoch(self, step: int) -> bool:
         return self.loop.begins_epoch(step)
+
+    def take_back(self) -> bool:
+        return self.body.take_back()
+
+    def explain(self) -> None:
+        """No master asks: all workers send the same digests."""
 
     async def all_wait(self) -> bool:
         """Nothing is evaluated between epochs."""
@@ -755,6 +768,8 @@ class WorkerModel:
                 await asyncio.sleep(self.world.rng.choice((0.0, 0.001, 0.02)))
                 await self.following.before_step(turn.step, self.gradients)
                 self._apply(turn.step)
+                if self.script.ahead and turn.step % 3 == 0:
+                    await self.body.is_applied(turn)
         await self.body.end()
 
     def _run_forward(self, turn: Turn) -> None:
@@ -842,6 +857,33 @@ class WorkerModel:
         self.checkers.begins_to_change(self.name, self.group.generation)
         return True
 
+    def begin_ahead(self, turn: Turn) -> bool:
+        """As `StepActions.begin_ahead`, wherever it is allowed."""
+        if not self.script.ahead or turn.step == 0 or self.following.is_feeding:
+            return False
+        if not self.protocol.begin_ahead(turn.step):
+            return False
+        self._before = self.weights
+        self.world.log(f"{self.name} applies step {turn.step} ahead")
+        self.checkers.ahead += 1
+        return True
+
+    def undo(self) -> bool:
+        if not self.protocol.take_back():
+            return False
+        self.world.log(f"{self.name} undoes a step")
+        self.weights = self._before
+        self.checkers.undone += 1
+        return True
+
+    def at_late_boundary(self, turn: Turn) -> None:
+        checkpoint, feed = self.protocol.checkpoint, self.protocol.feed
+        if checkpoint is not None and checkpoint.step == turn.step:
+            self.save(checkpoint)
+            self.protocol.checkpoint = None
+        if feed is not None and feed.step == turn.step:
+            self.following.feed(turn.step)
+
     def states(self) -> Context:
         return self._states
 
@@ -876,7 +918,8 @@ class WorkerModel:
         self.gradients = {}
 
     def complete(self, turn: Turn) -> None:
-        self.checkers.applied(self.name, self._step_generation, self.lineage, turn.step + 1, self.weights)
+        if turn.state.stage is not Stage.AHEAD:
+            self.checkers.applied(self.name, self._step_generation, self.lineage, turn.step + 1, self.weights)
 
     def applied(self, step: int) -> None:
         """There is no layout that the step could decide."""
@@ -886,7 +929,7 @@ class WorkerModel:
         self.process.call_soon(self._reduced, group, step, parts)
 
     def _reduced(self, group: Group, step: int, parts: dict[int, bytes]) -> None:
-        if self.group is group and self.broken_group is not group and step == self.protocol.applied_step:
+        if self.group is group and self.broken_group is not group and step == self.protocol.next_step:
             self.reduced_parts, self.reduced_step = parts, step
             self.notify()
 

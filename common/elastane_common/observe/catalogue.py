@@ -82,6 +82,18 @@ PREPARED_WAIT = Metric(
     "Time spent waiting for the master's permission to apply a step (Prepared).",
     _WORKER,
 )
+AHEAD = Metric(
+    "elastane_worker_steps_ahead_total",
+    "counter",
+    "Steps that the worker applied before the master's permission (Prepared) came.",
+    _WORKER,
+)
+UNDONE = Metric(
+    "elastane_worker_steps_undone_total",
+    "counter",
+    "Steps applied before their Prepared that the worker undid, because they were lost.",
+    _WORKER,
+)
 RINGS = Metric(
     "elastane_worker_rings_formed_total", "counter", "Rings that the worker took part in.", _WORKER
 )
@@ -143,6 +155,7 @@ GPU_MEMORY = Metric(
 METRICS: tuple[Metric, ...] = (
     AGENT_INFO, RUNNING, STARTS, RESTARTS, EXITS, NOTICES, MASTER_RESTARTS,
     STEP, GENERATION, ESTS, STEP_SECONDS, REPLAYED, REPLAY_SECONDS, DATA_WAIT, ALL_REDUCE_WAIT, PREPARED_WAIT,
+    AHEAD, UNDONE,
     RINGS, RING_CHANGE_SECONDS, HANDOVER_SECONDS, HANDOVER_BYTES, EST_SECONDS, AFTER_EST_SECONDS,
     RING_STEP_SECONDS,
     CPU, MEMORY, GPU_USE, GPU_MEMORY,

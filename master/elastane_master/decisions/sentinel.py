@@ -111,6 +111,12 @@ def step_begins(state: JobState, step: int) -> None:
     book.check = choose(members, step, every, book.hosted, book.clean) if due else None
 
 
+def will_check(state: JobState, step: int) -> bool:
+    """True if a check of `step` is due, and its members need the order when they begin it."""
+    epoch_steps = state.signature.steps_per_epoch if state.signature else 0
+    return is_due(step, state.settings.sentinel_steps, epoch_steps)
+
+
 def order_for(state: JobState, member: Member | None, step: int) -> CheckOrder | None:
     """Return a member's order for the check in `step`, or None."""
     check = state.sentinel.check

@@ -121,7 +121,7 @@ class Hello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ..., rendezvous_key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., follows: _Optional[bool] = ...) -> None: ...
 
 class WorkerFigures(_message.Message):
-    __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received", "device_type", "ring_workers", "est_seconds", "est_seconds_spread", "est_steps", "ring_step_seconds", "ring_steps", "ests_max", "est_rates", "est_rate_steps", "usual_steps", "usual_ests_seconds", "usual_data_wait_seconds", "usual_all_reduce_wait_seconds", "usual_between_seconds", "first_unit", "unit_forward_seconds", "unit_backward_seconds", "memory_bytes", "link_workers", "link_bytes_per_second", "blocks_step", "blocks_began", "block_seconds", "forward_overhead_seconds", "backward_overhead_seconds", "cpu_seconds", "resident_bytes", "gpu_use", "gpu_bytes", "after_est_seconds", "usual_after_seconds")
+    __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received", "device_type", "ring_workers", "est_seconds", "est_seconds_spread", "est_steps", "ring_step_seconds", "ring_steps", "ests_max", "est_rates", "est_rate_steps", "usual_steps", "usual_ests_seconds", "usual_data_wait_seconds", "usual_all_reduce_wait_seconds", "usual_between_seconds", "first_unit", "unit_forward_seconds", "unit_backward_seconds", "memory_bytes", "link_workers", "link_bytes_per_second", "blocks_step", "blocks_began", "block_seconds", "forward_overhead_seconds", "backward_overhead_seconds", "cpu_seconds", "resident_bytes", "gpu_use", "gpu_bytes", "after_est_seconds", "usual_after_seconds", "steps_ahead", "steps_undone")
     STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ESTS_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,8 @@ class WorkerFigures(_message.Message):
     GPU_BYTES_FIELD_NUMBER: _ClassVar[int]
     AFTER_EST_SECONDS_FIELD_NUMBER: _ClassVar[int]
     USUAL_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    STEPS_UNDONE_FIELD_NUMBER: _ClassVar[int]
     step: int
     generation: int
     ests: int
@@ -216,7 +218,9 @@ class WorkerFigures(_message.Message):
     gpu_bytes: int
     after_est_seconds: float
     usual_after_seconds: float
-    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., ests: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_replayed: _Optional[int] = ..., replay_seconds: _Optional[float] = ..., data_wait_seconds: _Optional[float] = ..., all_reduce_wait_seconds: _Optional[float] = ..., prepared_wait_seconds: _Optional[float] = ..., rings_formed: _Optional[int] = ..., ring_change_seconds: _Optional[float] = ..., handover_seconds: _Optional[float] = ..., handover_bytes_sent: _Optional[int] = ..., handover_bytes_received: _Optional[int] = ..., device_type: _Optional[str] = ..., ring_workers: _Optional[int] = ..., est_seconds: _Optional[float] = ..., est_seconds_spread: _Optional[float] = ..., est_steps: _Optional[int] = ..., ring_step_seconds: _Optional[float] = ..., ring_steps: _Optional[int] = ..., ests_max: _Optional[int] = ..., est_rates: _Optional[float] = ..., est_rate_steps: _Optional[int] = ..., usual_steps: _Optional[int] = ..., usual_ests_seconds: _Optional[float] = ..., usual_data_wait_seconds: _Optional[float] = ..., usual_all_reduce_wait_seconds: _Optional[float] = ..., usual_between_seconds: _Optional[float] = ..., first_unit: _Optional[int] = ..., unit_forward_seconds: _Optional[_Iterable[float]] = ..., unit_backward_seconds: _Optional[_Iterable[float]] = ..., memory_bytes: _Optional[int] = ..., link_workers: _Optional[_Iterable[str]] = ..., link_bytes_per_second: _Optional[_Iterable[float]] = ..., blocks_step: _Optional[int] = ..., blocks_began: _Optional[float] = ..., block_seconds: _Optional[_Iterable[float]] = ..., forward_overhead_seconds: _Optional[float] = ..., backward_overhead_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., gpu_use: _Optional[float] = ..., gpu_bytes: _Optional[int] = ..., after_est_seconds: _Optional[float] = ..., usual_after_seconds: _Optional[float] = ...) -> None: ...
+    steps_ahead: int
+    steps_undone: int
+    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., ests: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_replayed: _Optional[int] = ..., replay_seconds: _Optional[float] = ..., data_wait_seconds: _Optional[float] = ..., all_reduce_wait_seconds: _Optional[float] = ..., prepared_wait_seconds: _Optional[float] = ..., rings_formed: _Optional[int] = ..., ring_change_seconds: _Optional[float] = ..., handover_seconds: _Optional[float] = ..., handover_bytes_sent: _Optional[int] = ..., handover_bytes_received: _Optional[int] = ..., device_type: _Optional[str] = ..., ring_workers: _Optional[int] = ..., est_seconds: _Optional[float] = ..., est_seconds_spread: _Optional[float] = ..., est_steps: _Optional[int] = ..., ring_step_seconds: _Optional[float] = ..., ring_steps: _Optional[int] = ..., ests_max: _Optional[int] = ..., est_rates: _Optional[float] = ..., est_rate_steps: _Optional[int] = ..., usual_steps: _Optional[int] = ..., usual_ests_seconds: _Optional[float] = ..., usual_data_wait_seconds: _Optional[float] = ..., usual_all_reduce_wait_seconds: _Optional[float] = ..., usual_between_seconds: _Optional[float] = ..., first_unit: _Optional[int] = ..., unit_forward_seconds: _Optional[_Iterable[float]] = ..., unit_backward_seconds: _Optional[_Iterable[float]] = ..., memory_bytes: _Optional[int] = ..., link_workers: _Optional[_Iterable[str]] = ..., link_bytes_per_second: _Optional[_Iterable[float]] = ..., blocks_step: _Optional[int] = ..., blocks_began: _Optional[float] = ..., block_seconds: _Optional[_Iterable[float]] = ..., forward_overhead_seconds: _Optional[float] = ..., backward_overhead_seconds: _Optional[float] = ..., cpu_seconds: _Optional[float] = ..., resident_bytes: _Optional[int] = ..., gpu_use: _Optional[float] = ..., gpu_bytes: _Optional[int] = ..., after_est_seconds: _Optional[float] = ..., usual_after_seconds: _Optional[float] = ..., steps_ahead: _Optional[int] = ..., steps_undone: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("generation", "applied_step", "phase", "figures")
@@ -632,7 +636,7 @@ class IntervalDecided(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[PartChange, _Mapping]]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("generation", "step", "extra", "then_prepare", "then_checkpoint", "check", "follow")
+    __slots__ = ("generation", "step", "extra", "then_prepare", "then_checkpoint", "check", "follow", "next_waits")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
@@ -640,6 +644,7 @@ class Prepared(_message.Message):
     THEN_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    NEXT_WAITS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     extra: _common_pb2.ExtraState
@@ -647,7 +652,8 @@ class Prepared(_message.Message):
     then_checkpoint: Checkpoint
     check: Check
     follow: Follow
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., then_prepare: _Optional[_Union[Prepare, _Mapping]] = ..., then_checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ...) -> None: ...
+    next_waits: bool
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., then_prepare: _Optional[_Union[Prepare, _Mapping]] = ..., then_checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., follow: _Optional[_Union[Follow, _Mapping]] = ..., next_waits: _Optional[bool] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("reason",)

@@ -67,7 +67,7 @@ def trainer_between_epochs(*, epoch: int, looped: int, begun: int, count: int) -
     """Of a trainer what says whose code outside the loader loop the state has."""
     trainer: Any = Trainer.__new__(Trainer)
     trainer.epoch, trainer._looped_epoch = epoch, looped
-    trainer.steps = SimpleNamespace(est_step=None)
+    trainer.steps = SimpleNamespace(est_step=None, stepped=lambda turn: turn.applied)
     trainer._closed_epochs = EpochsClosed()
     trainer._closed_epochs.load_state_dict({"begun": begun, "count": count, "ended": False})
     return trainer  # type: ignore[no-any-return]

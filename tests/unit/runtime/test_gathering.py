@@ -90,7 +90,9 @@ def worker(*, step: int = 7, turn: Any = None) -> tuple[ElasticJob, dict[str, in
     trainer._protocol = cast(Any, SimpleNamespace(applied_step=step))
     trainer._contexts = cast(Any, SimpleNamespace(now=own))
     trainer.interval = cast(Any, SimpleNamespace(est_step=None, rank=0))
-    trainer.steps = cast(Any, SimpleNamespace(est_step=turn, once_began=lambda: None))
+    trainer.steps = cast(
+        Any, SimpleNamespace(est_step=turn, once_began=lambda: None, stepped=lambda turn: turn.applied)
+    )
     trainer._state = cast(Any, None)
     job._trainer, job._client = trainer, cast(Any, Client())
     job._environment = cast(Any, SimpleNamespace(job="j"))

@@ -50,6 +50,15 @@ class Recorder:
         self.decision()
         assert is_decided()
 
+    def begin_ahead(self, turn: Turn) -> bool:
+        return False
+
+    def undo(self) -> bool:
+        return False
+
+    def at_late_boundary(self, turn: Turn) -> None:
+        """Nothing is asked for."""
+
     def begin_step(self) -> StepState:
         return self.protocol.begin_step()
 

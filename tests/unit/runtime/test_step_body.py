@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,7 @@ class Recorder:
     compared: tuple[int, int] | None = None
     decision: Callable[[], object] = lambda: None
     done: list[str] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
     sent: list[ring_pb2.AttendRequest] = field(default_factory=list)
 
     def tell(self, change: Callable[[], Outcome]) -> None:
@@ -52,8 +54,8 @@ class Recorder:
 
     async def wait_for_decision(self, turn: Turn, is_decided: Callable[[], bool]) -> None:
         self.done.append("wait for the decision")
-        assert not is_decided()
-        self.decision()
+        if not is_decided():
+            self.decision()
         assert is_decided()
 
     def begin_step(self) -> StepState:
@@ -64,6 +66,19 @@ class Recorder:
 
     def begin_apply(self, turn: Turn) -> bool:
         return self.protocol.begin_apply(turn.step)
+
+    def begin_ahead(self, turn: Turn) -> bool:
+        self.done.append("ahead")
+        return self.protocol.begin_ahead(turn.step)
+
+    def undo(self) -> bool:
+        is_lost = self.protocol.take_back()
+        if is_lost:
+            self.done.append("undo")
+        return is_lost
+
+    def at_late_boundary(self, turn: Turn) -> None:
+        self.late.append(turn.step)
 
     def states(self) -> Parts:
         return {"rng/python": b"%d" % self.drawn}
@@ -123,6 +138,7 @@ class Worker:
     ranks: tuple[int, ...] = (0, 1)
     batches: int = 1
     late: bool | None = False
+    steps_per_epoch: int = STEPS_PER_EPOCH
     actions: Recorder = field(init=False)
     body: StepBody[Turn] = field(init=False)
     turns: list[Turn] = field(init=False)
@@ -137,7 +153,7 @@ class Worker:
         self.contexts.take(hosted, STEP, None)
         self.actions = Recorder(self.protocol)
         self.body = StepBody(
-            self.protocol, self.contexts, STEPS_PER_EPOCH, self.actions, reports_late=self.late
+            self.protocol, self.contexts, self.steps_per_epoch, self.actions, reports_late=self.late
         )
 
     def begin(self) -> None:
@@ -408,3 +424,194 @@ def test_a_registered_object_that_changes_after_backward_is_named(monkeypatch: p
     with pytest.raises(StepError, match=r"^seen, registered with the job, changed after backward\(\)"):
         worker.end()
     assert "complete" not in worker.actions.done
+
+
+# ---------------------------------------------------------------- applied ahead of its Prepared
+
+
+def ahead(**given: Any) -> Worker:
+    """A worker that has applied the second step of its ring ahead, up to the end of the step's body."""
+    worker = Worker(**given, steps_per_epoch=100)
+    worker.train()
+    worker.body.total_steps = STEP + 9
+    worker.actions.decision = lambda: None
+    worker.run()
+    assert worker.apply() and worker.end()
+    assert worker.protocol.ahead is not None and worker.protocol.ahead.step == STEP + 1
+    return worker
+
+
+def prepared(step: int, **more: Any) -> ring_pb2.Prepared:
+    return ring_pb2.Prepared(generation=GENERATION, step=step, **more)
+
+
+def test_a_step_is_applied_ahead_and_the_next_one_runs() -> None:
+    worker = ahead()
+    assert worker.actions.done[-3:] == ["ahead", "complete", "applied"]
+    assert worker.protocol.applied_step == STEP + 1 and worker.contexts.now[0].step == STEP + 2
+    worker.run()
+    assert worker.turns[0].step == STEP + 2
+    # Nothing of it leaves the process: neither its report, nor what it has applied.
+    assert [report.step for report in worker.actions.reports] == [STEP, STEP + 1]
+    assert worker.protocol.heartbeat().heartbeat.applied_step == STEP + 1
+    assert worker.protocol.hello().applied_step == STEP + 1
+    sent = worker.protocol.prepared(prepared(STEP + 1)).send
+    assert [message.step_report.step for message in sent] == [STEP + 2]
+    assert worker.protocol.applied_step == STEP + 2 and worker.protocol.ahead is None
+    worker.actions.decision = worker.actions.prepare
+    assert worker.apply() and worker.end()
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_report_that_was_held_back_keeps_ready_waiting_if_its_backward_runs(is_early: bool) -> None:
+    worker = ahead(ranks=(0,))
+    worker.begin()
+    for turn in worker.body.mini_batches(worker.turns):
+        turn.taken.append(Samples(0, 1, (0,)))
+    assert worker.body.first_gradient()
+    if not is_early:
+        worker.body.last_gradient()
+    assert [m.step_report.step for m in worker.protocol.prepared(prepared(STEP + 1)).send] == [STEP + 2]
+    worker.actions.change()
+    assert worker.protocol.step.in_backward is is_early
+    assert ("ready" in worker.actions.kinds) is not is_early
+
+
+def test_no_second_step_is_applied_ahead_of_the_first() -> None:
+    worker = ahead()
+    worker.run()
+    waited = worker.actions.done.count("wait for the decision")
+    worker.actions.decision = lambda: worker.protocol.prepared(prepared(STEP + 1))
+    assert worker.apply()
+    assert worker.actions.done.count("wait for the decision") == waited + 1
+    assert worker.protocol.applied_step == STEP + 2  # and the next one is ahead now
+    assert worker.protocol.ahead is not None and worker.protocol.ahead.step == STEP + 2
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_step_that_is_lost_is_undone_with_the_one_after_it(begun: bool) -> None:
+    worker = ahead()
+    before = worker.contexts._before[0]
+    if begun:
+        worker.run()
+    sent = worker.protocol.prepare(ring_pb2.Prepare(generation=GENERATION + 1)).send
+    assert [message.ready.applied_step for message in sent] == [STEP + 1]
+    assert not worker.protocol.prepared(prepared(STEP + 1)).send  # too late
+    if begun:
+        assert not worker.apply() and not worker.end()
+    assert worker.body.take_back() and not worker.body.take_back()
+    assert worker.actions.done[-1] == "undo"
+    assert worker.contexts.now is before and worker.contexts.now[0].step == STEP + 1
+    assert worker.protocol.next_step == worker.protocol.applied_step == STEP + 1
+    assert not worker.protocol.step.in_flight
+    assert [report.step for report in worker.actions.reports] == [STEP, STEP + 1]
+
+
+def test_prepared_that_comes_while_the_optimizer_runs_makes_the_step_an_ordinary_one() -> None:
+    worker = Worker()
+    worker.train()
+    worker.body.total_steps = STEP + 9
+    worker.run()
+    assert worker.apply() and worker.protocol.step.stage is Stage.AHEAD
+    worker.protocol.prepared(prepared(STEP + 1))
+    assert worker.protocol.step.stage is Stage.PREPARED and worker.protocol.ahead is None
+    worker.actions.change()
+    assert "ready" not in worker.actions.kinds  # it waits for the optimizer
+    assert worker.end()
+    assert worker.actions.sent[-1].ready.applied_step == STEP + 2
+
+
+def test_a_planned_change_that_comes_with_prepared_takes_effect_within_the_next_step() -> None:
+    worker = ahead()
+    worker.run()
+    change = ring_pb2.Prepare(generation=GENERATION + 1)
+    outcome = worker.protocol.prepared(prepared(STEP + 1, then_prepare=change))
+    assert [message.ready.applied_step for message in outcome.send] == [STEP + 2]
+    assert outcome.abort  # of the all-reduce that the other members do not take part in
+    assert not worker.apply() and not worker.end() and not worker.body.take_back()
+    assert worker.contexts.now[0].step == STEP + 2
+
+
+@pytest.mark.parametrize("reason", ["first", "last", "epoch", "asked", "feeds", "check", "total"])
+def test_what_is_not_applied_ahead(reason: str) -> None:
+    worker = Worker(steps_per_epoch=STEP + 2 if reason == "epoch" else 100)
+    if reason != "first":
+        worker.train()
+    worker.body.total_steps = STEP + 9
+    if reason == "last":
+        worker.body.total_steps = STEP + 2
+    if reason == "total":
+        worker.body.total_steps = 0
+    if reason == "asked":
+        worker.protocol.prepared(prepared(STEP, next_waits=True))
+    if reason == "feeds":
+        worker.protocol.feed = ring_pb2.Follow(generation=GENERATION)
+    if reason == "check":
+        worker.protocol.check_report(ring_pb2.CheckReport())
+    worker.actions.decision = worker.actions.prepare
+    worker.run()
+    assert worker.apply() and worker.protocol.ahead is None
+    assert "ahead" not in worker.actions.done
+
+
+def test_who_asks_whether_the_step_is_applied_waits_for_prepared() -> None:
+    worker = Worker()
+    worker.train()
+    worker.body.total_steps = STEP + 9
+    worker.run()
+    assert worker.apply()
+    turn = worker.turns[-1]
+    assert not finish(worker.body.is_applied(turn))  # the ring changes meanwhile
+    assert worker.actions.done[-2:] == ["wait", "undo"]
+    assert worker.protocol.step.stage is Stage.LOST and not worker.end()
+    assert worker.contexts.now[0].step == STEP + 1
+
+
+def test_what_prepared_asks_for_between_two_steps_is_done_within_the_second() -> None:
+    worker = ahead()
+    worker.run()
+    asked = ring_pb2.Checkpoint(checkpoint="c", step=STEP + 2)
+    worker.actions.decision = lambda: worker.protocol.prepared(prepared(STEP + 1, then_checkpoint=asked))
+    assert worker.apply()
+    assert worker.actions.late == [STEP, STEP + 1, STEP + 2]
+    assert worker.actions.done.index("ahead") < len(worker.actions.done) - 1
+
+
+def test_parts_of_the_state_are_told_once_what_was_applied_ahead_is_undone() -> None:
+    worker = ahead()
+    worker.run()
+    explain = ring_pb2.Explain(generation=GENERATION, step=STEP + 1)
+    outcome = worker.protocol.receive(ring_pb2.AttendResponse(compare=ring_pb2.Compare(explain=explain)))
+    assert outcome.explain is None and worker.protocol.is_ahead_lost
+    assert outcome.abort  # of an all-reduce that waits for members which are not ahead
+    assert not worker.protocol.prepared(prepared(STEP + 1)).send
+    assert not worker.apply() and not worker.end() and worker.body.take_back()
+    assert worker.protocol.explain_later == explain
+    # Without a step ahead it is answered at once, and none is applied ahead any more.
+    other = Worker()
+    other.train()
+    outcome = other.protocol.receive(ring_pb2.AttendResponse(compare=ring_pb2.Compare(explain=explain)))
+    assert outcome.explain == explain
+    other.body.total_steps = STEP + 9
+    other.run()
+    assert not other.protocol.may_go_ahead(STEP + 1)
+
+
+def test_an_all_reduce_that_is_aborted_to_tell_the_parts_does_not_break_the_ring() -> None:
+    worker = ahead()
+    worker.run()
+    worker.protocol.explain_requested(ring_pb2.Explain(generation=GENERATION, step=STEP + 1))
+    worker.actions.failure = RuntimeError("aborted")
+    assert not worker.apply() and not worker.end()
+    assert "ring_broken" not in worker.actions.kinds and "wait" not in worker.actions.done
+    assert worker.body.take_back()
+
+
+def test_a_report_is_repeated_only_once_it_may_be_sent() -> None:
+    worker = ahead()
+    worker.run()
+    again = worker.protocol.welcome(ring_pb2.Welcome(resumed=True)).send
+    assert [message.step_report.step for message in again] == [STEP + 1]
+    worker.protocol.prepared(prepared(STEP + 1))
+    again = worker.protocol.welcome(ring_pb2.Welcome(resumed=True)).send
+    assert [message.step_report.step for message in again] == [STEP + 2]

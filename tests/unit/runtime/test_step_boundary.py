@@ -16,6 +16,7 @@ from elastane.runtime.feed_book import FollowError
 from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane.runtime.step_boundary import IntervalError, StepBoundary
+from elastane.runtime.step_state import Stage, StepState
 from elastane_common.errors import EXIT_START_ANEW
 from elastane_proto.v1 import ring_pb2
 
@@ -46,14 +47,26 @@ class Recorder:
     superseded: bool = False
     refusal: str = ""
     epochs_begin: bool = False
+    changes: bool = False
     waits: int = 0
     done: list[str] = field(default_factory=list)
     sent: list[ring_pb2.AttendRequest] = field(default_factory=list)
+
+    def take_back(self) -> bool:
+        is_lost = self.protocol.take_back()
+        if is_lost:
+            self.done.append("undo")
+        return is_lost
+
+    def explain(self) -> None:
+        self.done.append("explain")
 
     def tell(self, change: Callable[[], Outcome]) -> None:
         self.sent += change().send
 
     async def wait_for(self, condition: Callable[[], object]) -> None:
+        if self.changes:
+            self.protocol.prepare(ring_pb2.Prepare(generation=self.protocol.fenced + 1))
         step = self.protocol.applied_step
         self.protocol.interval = ring_pb2.IntervalDecided(step=step, refusal=self.refusal)
         assert condition()
@@ -255,3 +268,33 @@ def test_draws_that_the_master_refuses_end_the_script() -> None:
 def test_an_action_that_does_not_block_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="suspended"):
         finish(asyncio.sleep(0))
+
+
+def test_after_a_step_that_is_ahead_nothing_is_done_before_it_is_decided() -> None:
+    actions, boundary, _ = made()
+    protocol = actions.protocol
+    protocol.entered(2, 7, [])
+    protocol.ahead = StepState(7, Stage.AHEAD, body_ended=True)
+    protocol.checkpoint = ring_pb2.Checkpoint(checkpoint="c", step=7)
+    finish(boundary.settle())
+    assert actions.done == [] and protocol.checkpoint is not None
+    # The ring changes: it is undone before anything else.
+    protocol.prepare(ring_pb2.Prepare(generation=3))
+    message = go()
+    message.generation = 3
+    actions.requests = [message]
+    finish(boundary.settle())
+    assert actions.done[:2] == ["undo", "save c"] and protocol.ahead is None
+
+
+def test_the_parts_of_the_state_are_told_after_it_is_undone() -> None:
+    actions, boundary, _ = made()
+    protocol = actions.protocol
+    protocol.entered(2, 7, [])
+    protocol.ahead = StepState(7, Stage.AHEAD, body_ended=True)
+    protocol.explain_requested(ring_pb2.Explain(generation=2, step=7))
+    message = go()
+    message.generation = 3
+    actions.requests, actions.changes = [message], True
+    finish(boundary.settle())
+    assert actions.done[:2] == ["undo", "explain"]

@@ -16,6 +16,7 @@ MOVES: dict[Stage, Callable[[StepState], object]] = {
     Stage.FORWARD: StepState.begin,
     Stage.REPORTED: lambda state: state.report(in_backward=False),
     Stage.PREPARED: StepState.prepare,
+    Stage.AHEAD: StepState.go_ahead,
     Stage.APPLIED: StepState.apply,
     Stage.LOST: StepState.lose,
 }
@@ -25,6 +26,10 @@ ALLOWED = {
     ("forward", "lost"),
     ("reported", "prepared"),
     ("reported", "lost"),
+    ("reported", "ahead"),
+    ("ahead", "prepared"),
+    ("ahead", "applied"),
+    ("ahead", "lost"),
     ("prepared", "applied"),
 }
 
@@ -68,6 +73,7 @@ def test_the_next_attempt_begins_once_this_one_is_over(stage: Stage) -> None:
         (Stage.FORWARD, False, False, False),
         (Stage.REPORTED, True, False, False),
         (Stage.PREPARED, True, True, True),
+        (Stage.AHEAD, True, True, False),
         (Stage.APPLIED, True, True, False),
         (Stage.LOST, False, False, False),
     ],
@@ -76,6 +82,20 @@ def test_the_next_attempt_begins_once_this_one_is_over(stage: Stage) -> None:
 def test_what_each_stage_means(stage: Stage, reported: bool, may_step: bool, delays: bool) -> None:
     state = StepState(0, stage)
     assert (state.is_reported, state.may_step, state.delays_ready) == (reported, may_step, delays)
+
+
+def test_the_next_attempt_begins_once_the_body_of_a_step_that_is_ahead_has_ended() -> None:
+    state = StepState(7, Stage.AHEAD, body_ended=True)
+    assert state.next(8, is_replay=False) == StepState(8)
+
+
+def test_a_report_that_is_held_back_counts_as_made_until_the_step_is_lost() -> None:
+    state = StepState(8, Stage.FORWARD)
+    state.hold(in_backward=True)
+    assert state.is_reported and state.delays_ready
+    state.end_backward()
+    state.lose()
+    assert not state.is_reported and not state.delays_ready
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

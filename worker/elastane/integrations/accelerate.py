@@ -241,7 +241,9 @@ class ElasticAccelerator(accelerate.Accelerator):
             return True
         if turn is None:
             return trainer.is_leader and trainer.interval.est_step in (None, 0)
-        return trainer.is_leader and (turn.applied if turn.optimizer_called else turn.rank == 0)
+        return trainer.is_leader and (
+            trainer.steps.stepped(turn) if turn.optimizer_called else turn.rank == 0
+        )
 
     @property
     def job(self) -> ElasticJob:
@@ -253,7 +255,8 @@ class ElasticAccelerator(accelerate.Accelerator):
         """True in an EST's last mini-batch of a step; after optimizer.step(), in the turn that applies it."""
         turn = self._turn
         if turn is not None and turn.optimizer_called:
-            return turn.applied
+            assert self._trainer is not None
+            return self._trainer.steps.stepped(turn)
         return bool(self.gradient_state.sync_gradients)
 
     @property
@@ -483,7 +486,7 @@ class ElasticAccelerator(accelerate.Accelerator):
             )
         if self._leads():
             return super().save_state(output_dir, *args, **kwargs)
-        if turn is None or turn.applied:
+        if turn is None or (self._trainer is not None and self._trainer.steps.stepped(turn)):
             self.project_configuration.iteration += 1
         return None
 

@@ -183,7 +183,7 @@ class ElasticTrainer(transformers.Trainer):
             if not isinstance(self.lr_scheduler, ReduceLROnPlateau):
                 self.lr_scheduler.step()
             model.zero_grad()
-            if not turn.applied:
+            if not self._trainer.steps.stepped(turn):
                 continue
             self._tr_loss += loss_of_step / done
             self.state.global_step = turn.step + 1

@@ -10,6 +10,7 @@ from elastane.collective.output_watch import OutputWatch
 from elastane.collective.reducer import Reducer
 from elastane.data.source import BatchSource
 from elastane.rng import Generators
+from elastane.runtime.ahead_policy import BYTES_MAX, AheadPolicy
 from elastane.runtime.boundary_actions import BoundaryActions, RingMember
 from elastane.runtime.carried import CarriedValues
 from elastane.runtime.environment import WorkerEnvironment
@@ -35,6 +36,7 @@ from elastane.runtime.step_trace import open_trace
 from elastane.runtime.trainer import Trainer, TrainerParts
 from elastane.runtime.worker_session import WorkerSession
 from elastane.state.train_state import TrainState
+from elastane.state.undo_copy import UndoCopy
 from elastane_common.observe.figures import WorkerFigures
 from elastane_proto.v1 import ring_pb2
 
@@ -76,6 +78,8 @@ def build_trainer(
         figures=WorkerFigures(),
         feed=StateFeed(worker_session, state),
         trace=trace,
+        undo=UndoCopy(state, buffers.at_start, reducer.gradients),
+        ahead=AheadPolicy(BYTES_MAX if environment.apply_ahead else 0),
     )
     runner = StepRunner(steps, device)
     _watch_model(model, reducer, runner, environment.ests)

@@ -85,6 +85,13 @@ class RingActions:
     async def next_request(self) -> ring_pb2.Load | ring_pb2.Go | ring_pb2.Follow | None:
         return self._session.next_request()
 
+    def take_back(self) -> bool:
+        """No step of this kind of job is applied ahead."""
+        return False
+
+    def explain(self) -> None:
+        self._session.explain()
+
     def set_between(self, between: bool) -> None:
         self._session.set_between(between)
 
@@ -183,7 +190,8 @@ class BoundaryActions(RingActions):
         device: torch.device,
     ) -> None:
         super().__init__(parts.worker_session, parts.contexts, parts.figures, interval, member, runner.drop)
-        self._reducer, self._source = parts.reducer, parts.source
+        self._reducer, self._source, self._runner = parts.reducer, parts.source, runner
+        runner.saves_with(self.save)
         self._state = state
         self._saver = saver
         self._follower, self._feed = RingFollower(self._session, state), parts.feed
@@ -191,6 +199,9 @@ class BoundaryActions(RingActions):
         self._device = device
         #: Received state in staging memory.
         self._staged: Exported | None = None
+
+    def take_back(self) -> bool:
+        return self._runner.take_back()
 
     def save(self, message: ring_pb2.Checkpoint) -> None:
         """Copy this worker's shard now, and write it in the background."""

@@ -75,6 +75,11 @@ class Captures:
 
     # ------------------------------------------------------------------ the script's thread
 
+    @property
+    def is_idle(self) -> bool:
+        """True unless a trace is under way, or due."""
+        return self._pending is None and self._trace is None
+
     def step_begins(self, step: int) -> None:
         """Begin a trace that is due with this step."""
         if self._pending is None and self._trace is None:

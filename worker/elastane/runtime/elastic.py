@@ -155,6 +155,8 @@ class ElasticJob(Job):
             )
         if trainer.steps.est_step is not None or trainer.interval.est_step is not None:
             # A turn of one EST: the others follow, and a step may not wait.
+            if trainer.steps.est_step is not None:
+                trainer.steps.stepped(trainer.steps.est_step)
             rank = self._running_rank(trainer)
             return 0 if trainer.is_leader and rank == 0 else None
         return trainer.place
@@ -212,7 +214,7 @@ class ElasticJob(Job):
         steps.est_step.asked_stepped = True
         if steps.est_step.applied:
             steps.once_began()
-        return steps.est_step.applied
+        return steps.stepped(steps.est_step)
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
         self._check_unprepared("prepare")

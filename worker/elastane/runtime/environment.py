@@ -116,6 +116,11 @@ class WorkerEnvironment(BaseSettings):
         description="what carries the messages of a ring on CPUs: the workers' own connections, or torch's "
         "gloo; gloo if one worker of the ring asks for it",
     )
+    apply_ahead: bool = Field(
+        default=True,
+        description="apply a step before the master has answered, where the answer takes long, and undo it "
+        "if the step is lost",
+    )
     report_dir: str = Field(default="", description="folder for fingerprints of the result, for comparisons")
     report_state: bool = Field(
         default=False, description="also write the leader's digests of each tensor there"

@@ -41,6 +41,8 @@ class HostedContexts:
     now: dict[int, EstContext] = field(default_factory=dict)
     #: Bases of the deltas in reports of the current step, as the master has them.
     known: dict[int, EstContext] = field(default_factory=dict)
+    #: Both before the last step that was applied.
+    _before: tuple[dict[int, EstContext], dict[int, EstContext]] = field(default_factory=lambda: ({}, {}))
 
     def enter(self, go: ring_pb2.Go) -> None:
         """Adopt the contexts that the master sends with Go. Raises ContextError."""
@@ -64,8 +66,13 @@ class HostedContexts:
         ]
 
     def applied(self, after: dict[int, EstContext]) -> None:
-        """Adopt the contexts after a step that was applied; the master has them."""
+        """Adopt the contexts after a step that was applied; the master has them once it is prepared."""
+        self._before = self.now, self.known
         self.now = self.known = after
+
+    def take_back(self) -> None:
+        """Return to the contexts before the last step that was applied, which is lost."""
+        self.now, self.known = self._before
 
     def take(self, known: dict[int, EstContext], step: int, decided: ring_pb2.IntervalDecided | None) -> None:
         """Adopt the master's contexts at the start of `step`, changed by the code that `decided` is about."""

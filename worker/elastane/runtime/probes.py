@@ -4,9 +4,11 @@ A fault is aimed at a step and a point, never at "after some seconds". In normal
 and a point costs one comparison. Points, in the order of a step:
 
     forward     a batch was handed to the script     all_reduce  contexts reported, gradients travel
+    ahead       the optimizer may step, Prepared has not come: in place of
     prepared    the optimizer may step               applied     the step is in the weights
     task        the script gets a task that pushes, the s-th of this worker and data set, from 0 on
     hand_over   state is about to be sent/received   formed      the group of a generation stands
+    undone      a step that was ahead is undone; with the step that is run next
 
 With parameter servers a task has two: `forward`, its weights are pulled, and `pushed`; the step is its index.
 """

@@ -12,6 +12,10 @@ sent, nothing of generation g is ever applied.
 In a pipeline each member holds other units, so none may be a step behind: a member that has reported a step
 which Prepare says is prepared applies it first, and then is Ready. It can, whoever has died: it reports only
 when the sums of its units are complete.
+
+Elsewhere a worker may apply a step ahead of its Prepared (`begin_ahead`) and run the next one. Until Prepared
+comes nothing of that leaves the process: `applied_step` stays, the next step's report is held back. If the
+ring changes first, the step is lost like any other, and its effects are undone (`take_back`).
 """
 
 from __future__ import annotations
@@ -69,6 +73,12 @@ class WorkerProtocol:
     prepared_until: int = 0
     #: The newest attempt at a step.
     step: StepState = field(default_factory=StepState)
+    #: The attempt that is applied in memory only; the next one may run. Its Prepared has not come.
+    ahead: StepState | None = None
+    #: The master has said that Prepared of the next step brings what must be known when its successor begins.
+    waits: bool = False
+    #: The master has asked for the parts of the state while a step was ahead: it is undone before the answer.
+    explain_later: ring_pb2.Explain | None = None
     #: True while received or loaded state is put in place. Ready is delayed until then.
     replacing: bool = False
     #: True while the user's code runs between two epochs: no lease is running.
@@ -97,6 +107,12 @@ class WorkerProtocol:
     all_ended: bool = False
     #: Steps before this one have been begun.
     _begun_until: int = 0
+    #: The step that this ring began with.
+    _first_step: int = 0
+    #: The master compares the parts of the state.
+    _is_explained: bool = False
+    #: The report that is held back.
+    _held: ring_pb2.StepReport | None = None
     #: In a pipeline: reported steps before this one are applied even though the ring changes.
     _applies_until: int = 0
     #: In a pipeline: the units that this worker holds after `applied_step` steps.
@@ -135,7 +151,42 @@ class WorkerProtocol:
 
     def is_decided(self, step: int) -> bool:
         """True once this worker knows whether `step` may be applied or is lost with the ring."""
-        return self.may_apply(step) or not self.is_running
+        return self.may_apply(step) or not self.is_running or self.explain_later is not None
+
+    @property
+    def next_step(self) -> int:
+        """The next step to run: `applied_step`, or the one after a step that is applied ahead."""
+        return self.applied_step if self.ahead is None else self.ahead.step + 1
+
+    @property
+    def is_ahead_lost(self) -> bool:
+        """True if a step was applied ahead that must be undone."""
+        return self.ahead is not None and (not self.is_running or self.explain_later is not None)
+
+    @property
+    def is_ahead_decided(self) -> bool:
+        """True unless a step is applied ahead of which it is not known whether it must be undone."""
+        return self.ahead is None or self.is_ahead_lost
+
+    def may_go_ahead(self, step: int) -> bool:
+        """True if `step`, which is reported, may be applied before it is known whether it is prepared.
+
+        The first step of a ring may not: optimizers begin their state in it, and the whole state is compared.
+        Nor may a step with whose Prepared comes what must be known at the beginning of the next one.
+        """
+        return (
+            self.is_running
+            and self.ahead is None
+            and self.step.step == step
+            and self.step.stage is Stage.REPORTED
+            and step > self._first_step
+            and self.prepared_until <= step
+            and self.units == ()
+            and self.feed is None
+            and self._check_report is None
+            and not self.waits
+            and not self._is_explained
+        )
 
     def is_formed_early(self, change: ring_pb2.Go | ring_pb2.Prepare) -> bool:
         """True if the group that `Outcome.form` has begun is that of `change`.
@@ -201,7 +252,7 @@ class WorkerProtocol:
                 self.drain = message.drain
                 return Outcome(stop_following=self.following is not None)
             case "compare" if message.compare.HasField("explain"):
-                return Outcome(explain=message.compare.explain)
+                return self.explain_requested(message.compare.explain)
             case "compare":
                 return self.compared(message.compare)
             case "capture":
@@ -265,9 +316,11 @@ class WorkerProtocol:
     def prepared(self, message: ring_pb2.Prepared) -> Outcome:
         """Note that all contexts after the step are durable, and take the requests that came along."""
         # After the fence the step in flight is lost, even if all its contexts have become durable meanwhile.
-        if message.generation != self.generation or self.changing:
+        if message.generation != self.generation or self.changing or self.explain_later is not None:
             return Outcome()
         self.prepared_until = max(self.prepared_until, message.step + 1)
+        self.waits = message.next_waits
+        self._settle_ahead()
         if message.HasField("extra") and message.extra.ready_order:
             self.ready_order = list(message.extra.ready_order)
         if message.HasField("then_checkpoint"):
@@ -282,10 +335,25 @@ class WorkerProtocol:
             if self.applied_step > message.step and not self._weights_change:
                 outcome = self._fence_planned(message.then_prepare)
                 outcome.form = form
+                # The step after one that was applied ahead may run: other members will not take part in it.
+                outcome.abort = self.step.in_flight
+                self.step.end_backward()
                 return outcome
             self.planned = message.then_prepare
             return Outcome(form=form)
-        return Outcome()
+        return self._send_held()
+
+    def explain_requested(self, message: ring_pb2.Explain) -> Outcome:
+        """Take the master's request for the parts of the state, as of the step that is reported.
+
+        What was applied ahead is undone before it is answered.
+        """
+        self._is_explained = True
+        if self.ahead is None:
+            return Outcome(explain=message)
+        self.explain_later = message
+        # The next step's all-reduce may wait for members that are not ahead, and will not run that step.
+        return Outcome(abort=True)
 
     def interval_decided(self, message: ring_pb2.IntervalDecided) -> Outcome:
         """Take the master's decision on the draws between two epochs.
@@ -342,7 +410,7 @@ class WorkerProtocol:
         self.generation = 0
         self._early = None
         self.load = self.go = self.planned = self.checkpoint = self.interval = self.check = None
-        self.follow = self.feed = None
+        self.follow = self.feed = self.explain_later = None
         self._report = self._interval_report = self._check_report = None
         self._loaded = self._broken = self._ended = None
         self._saved.clear()
@@ -358,9 +426,11 @@ class WorkerProtocol:
         """
         assert generation == self.fenced, (generation, self.fenced)
         self.generation = generation
-        self.applied_step = step
+        self.applied_step = self._first_step = step
         self.prepared_until = step
         self._applies_until = 0
+        self.waits = self._is_explained = False
+        self._held = self.explain_later = None
         self.holds_state = True
         self._take_history(self._history_of_go, step)
         self.ready_order = ready_order
@@ -434,7 +504,7 @@ class WorkerProtocol:
 
     def begin_step(self) -> StepState:
         """Begin the next step to apply, and return its state."""
-        step = self.applied_step
+        step = self.next_step
         self.step = self.step.next(step, is_replay=step < self._begun_until)
         self.step.begin()
         self._begun_until = max(self._begun_until, step + 1)
@@ -443,17 +513,24 @@ class WorkerProtocol:
     def lose_step(self) -> Outcome:
         """Give up the step in flight, if there is one. Answers a change that waited for it to be applied."""
         waited = self._finishes
-        if self.step.in_flight:
+        if self.step.in_flight and self.step is not self.ahead:
             self.step.lose()
+        self._held = None
         return Outcome(send=[self._ready()]) if waited and not self._ready_waits else Outcome()
 
     def report(self, message: ring_pb2.StepReport, *, in_backward: bool = False) -> Outcome:
         """Send the report of a step that all ESTs of this worker have run, and keep it for repetition.
 
-        in_backward: the last EST's backward is still running.
+        in_backward: the last EST's backward is still running. After a step that is applied ahead, the report
+        is held back until that step is prepared.
         """
         # A change that is known by now has been answered; `end_backward` must not answer it again.
-        self.step.report(in_backward=in_backward and not self.changing)
+        in_backward = in_backward and not self.changing
+        if self.ahead is not None:
+            self.step.hold(in_backward=in_backward)
+            self._held = message
+            return Outcome()
+        self.step.report(in_backward=in_backward)
         self._report = ring_pb2.AttendRequest(step_report=message)
         self._kept.append(self._report)
         self._kept_bytes += message.ByteSize()
@@ -487,12 +564,37 @@ class WorkerProtocol:
         """Claim the right to apply `step`; False, with the step lost, if the ring has changed meanwhile."""
         if not self.may_apply(step):
             self.step.lose()
+            self._held = None
             return False
         self.step.prepare()
         return True
 
+    def begin_ahead(self, step: int) -> bool:
+        """Claim the right to apply `step` ahead of its Prepared; False if it has been decided meanwhile.
+
+        A change of the ring does not wait for it: Ready says `applied_step`, and what is done to the weights
+        is undone before anything of them is sent.
+        """
+        if not self.may_go_ahead(step):
+            return False
+        self.step.go_ahead()
+        self.ahead = self.step
+        return True
+
+    def take_back(self) -> bool:
+        """Give up the step that was applied ahead, if it is lost. True: the caller must undo its effects."""
+        if not self.is_ahead_lost:
+            return False
+        assert self.ahead is not None
+        self.ahead.lose()
+        self.ahead = None
+        return True
+
     def end_apply(self, step: int) -> Outcome:
         """Note that the step is in the weights. Answers a change that was delayed by it."""
+        self.step.body_ended = True
+        if self.step.stage is Stage.AHEAD:
+            return Outcome()  # `prepared` completes it, or `take_back` gives it up
         self.step.apply()
         self.applied_step = step + 1
         self._report = self._check_report = None
@@ -571,6 +673,27 @@ class WorkerProtocol:
         )
 
     # ------------------------------------------------------------------ internals
+
+    def _settle_ahead(self) -> None:
+        """Complete the step that was applied ahead, if it is prepared now."""
+        ahead = self.ahead
+        if ahead is None or ahead.step >= self.prepared_until:
+            return
+        self.ahead = None
+        if not ahead.body_ended:
+            ahead.prepare()  # as if Prepared had come before the optimizer
+            return
+        ahead.apply()
+        self.applied_step = ahead.step + 1
+        self._report = self._check_report = None
+
+    def _send_held(self) -> Outcome:
+        """Send the report that was held back, if the step before it is prepared now."""
+        held, step = self._held, self.step
+        if held is None or self.ahead is not None or not step.is_held:
+            return Outcome()
+        self._held = None
+        return self.report(held, in_backward=step.in_backward)
 
     def _take_history(self, history_generation: int, step: int) -> None:
         """Adopt the history of the weights, which are at `step`.

@@ -62,6 +62,12 @@ class Rank0Buffers:
             self.restore()
             self._is_fresh = True
 
+    def take_back(self, values: list[Tensor]) -> None:
+        """Return to the buffers before an applied step that is lost. values: those; kept by this object."""
+        if self.tensors:
+            self._at_start = values
+            self.restore()
+
     def versions(self) -> list[int]:
         """Return the version counters of the module's buffers."""
         return [buffer._version for buffer in self.tensors]

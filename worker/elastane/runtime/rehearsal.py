@@ -38,8 +38,8 @@ from elastane_common.errors import RefusedError
 VARIABLE: Final = "ELASTANE_REHEARSAL"
 _HANG_LOOK_SECONDS: Final = 0.05
 _EAT_BYTES: Final = 16 << 20
-#: In the order of a step; the last two belong to a ring change.
-POINTS: Final = ("forward", "all_reduce", "prepared", "applied", "hand_over", "formed")
+#: In the order of a step; the last three belong to a ring change.
+POINTS: Final = ("forward", "all_reduce", "ahead", "prepared", "applied", "hand_over", "formed", "undone")
 
 
 @dataclass(frozen=True, slots=True)

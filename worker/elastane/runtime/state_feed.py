@@ -45,6 +45,15 @@ class StateFeed:
         self._session, self._state = session, state
         self._feed: _Feed | None = None
 
+    @property
+    def is_feeding(self) -> bool:
+        """True while a newcomer is served: it has been sent what the steps so far were given."""
+        return self._feed is not None
+
+    def serves(self, message: ring_pb2.Follow) -> bool:
+        """True if the newcomer of this message is being served."""
+        return self._feed is not None and self._feed.message == message
+
     def at_boundary(self, step: int) -> None:
         """Begin to serve the newcomer that the master has named, go on, or end with a change of the ring."""
         protocol = self._session.protocol

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+import structlog
 import torch
 
 from elastane.rng import Parts
@@ -16,6 +17,13 @@ from elastane.runtime.est_step import EstStep
 from elastane.runtime.protocol import Outcome
 from elastane.runtime.step_parts import StepParts
 from elastane.runtime.step_state import StepState
+from elastane_proto.v1 import ring_pb2
+
+_log = structlog.get_logger(__name__)
+
+
+def _not_saved(message: ring_pb2.Checkpoint) -> None:
+    raise AssertionError(f"checkpoint {message.checkpoint} cannot be saved before the boundary is built")
 
 
 class StepActions:
@@ -24,6 +32,13 @@ class StepActions:
     def __init__(self, parts: StepParts) -> None:
         self._parts = parts
         self._session, self._reducer = parts.worker_session, parts.reducer
+        self._undo, self._policy = parts.undo, parts.ahead
+        #: In this step, for Prepared of this one.
+        self._waited_seconds = 0.0
+        #: When the last step was applied ahead of its Prepared; None: the time to that has been noted.
+        self._ahead_since: float | None = None
+        #: Saves a checkpoint's shard of this worker.
+        self.save: Callable[[ring_pb2.Checkpoint], None] = _not_saved
 
     # ------------------------------------------------------------------ the session
 
@@ -38,8 +53,9 @@ class StepActions:
         parts.watch.before_step(turn)
         asked = perf_counter()
         self._session.wait_for(is_decided)
-        parts.figures.prepared_wait_seconds += perf_counter() - asked
-        probes.reached("prepared", turn.step)
+        seconds = perf_counter() - asked
+        parts.figures.prepared_wait_seconds += seconds
+        self._waited_seconds += seconds
 
     def begin_step(self) -> StepState:
         return self._session.begin_step()
@@ -48,11 +64,82 @@ class StepActions:
         self._session.lose_step()
 
     def begin_apply(self, turn: EstStep) -> bool:
+        self._policy.waited(self._waited_seconds)
+        probes.reached("prepared", turn.step)
         claimed = self._session.begin_apply(turn.step)
-        if claimed and turn.rank != 0:
-            # From here on the body acts on the model once a step, so it must see rank 0's buffers.
-            self._parts.buffers.show(self._reducer.collectives.buffers)
+        if claimed:
+            self._show_buffers(turn)
         return claimed
+
+    def _show_buffers(self, turn: EstStep) -> None:
+        """Show rank 0's buffers: from here on the body acts on the model once a step."""
+        if turn.rank != 0:
+            self._parts.buffers.show(self._reducer.collectives.buffers)
+
+    # ------------------------------------------------------------------ ahead of Prepared
+
+    def begin_ahead(self, turn: EstStep) -> bool:
+        parts, began = self._parts, perf_counter()
+        if (
+            parts.trace is not None
+            or not self._session.captures.is_idle
+            or parts.feed.is_feeding
+            or self.decides_layout(turn.step)
+            or self._undo.why_not()
+            or not self._policy.wants(self._undo.size_bytes)
+        ):
+            return False
+        parts.watch.before_step(turn)
+        self._undo.take()
+        self._policy.copied(perf_counter() - began)
+        if not self._session.begin_ahead(turn.step):
+            return False
+        self._ahead_since = began
+        parts.figures.steps_ahead += 1
+        if parts.figures.steps_ahead == 1:
+            _log.info("the master answers late: from now on steps are applied ahead of its answer")
+        self._show_buffers(turn)
+        probes.reached("ahead", turn.step)
+        return True
+
+    def ahead_settled(self) -> None:
+        """Note how much of the wait for the last step that was applied ahead has been hidden."""
+        since, self._ahead_since = self._ahead_since, None
+        if since is not None:
+            self._policy.waited(max(0.0, self._session.ahead_settled_at - since))
+
+    def undo(self) -> bool:
+        parts = self._parts
+        if not self._session.take_back():
+            return False
+        parts.buffers.take_back(self._undo.restore())
+        parts.watch.replaced()
+        parts.watch.after_step()
+        parts.figures.steps_undone += 1
+        _log.info("undid a step that was applied ahead and is lost", step=self._session.protocol.applied_step)
+        self._ahead_since = None
+        probes.reached("undone", self._session.protocol.applied_step)
+        return True
+
+    def at_late_boundary(self, turn: EstStep) -> None:
+        """Save a checkpoint, and begin to serve a newcomer, with the buffers that the step began with."""
+        self._waited_seconds = 0.0
+        self.ahead_settled()
+        parts, protocol = self._parts, self._session.protocol
+        checkpoint, feed = protocol.checkpoint, protocol.feed
+        saves = checkpoint is not None and checkpoint.step == turn.step
+        feeds = feed is not None and feed.step == turn.step and not parts.feed.serves(feed)
+        if not (saves or feeds):
+            return
+        after = [buffer.detach().clone() for buffer in parts.buffers.tensors]
+        parts.buffers.restore()
+        if saves and (message := self._session.take_checkpoint_request()) is not None:
+            self.save(message)
+        if feeds:
+            parts.feed.at_boundary(turn.step)
+        parts.buffers.show(after)
+        if turn.buffer_versions:
+            turn.buffer_versions = parts.buffers.versions()
 
     # ------------------------------------------------------------------ the end of a mini-batch
 
@@ -113,6 +200,7 @@ class StepActions:
 
     def complete(self, turn: EstStep) -> None:
         parts = self._parts
+        self._policy.stepped(is_asked=turn.confirmed)
         parts.buffers.check_est_step(turn)
         parts.buffers.end_step(self._reducer.collectives.buffers)
         if parts.trace is not None:

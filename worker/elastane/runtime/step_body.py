@@ -3,7 +3,8 @@
     begin ─▶ mini_batches: each EST's turn ─▶ end_batch
                   │  the last: first_gradient   the step is reported, if its outcome is known by then
                   │            last_gradient    the early report is confirmed, or the step is reported
-                  │            begin_apply      the optimizer waits until all contexts are durable
+                  │            begin_apply      the optimizer waits until all contexts are durable, or steps
+                  │                             ahead of that: then the next step waits, before it is reported
                   └─▶ end      the step is applied, or lost and to be run again from the same contexts
 
 If backward draws no random numbers, the contexts after the step are known when the last backward begins, and
@@ -22,7 +23,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from elastane.context import ITEM, RESERVED, Parts
 from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.protocol import Outcome, WorkerProtocol
-from elastane.runtime.step_state import StepState
+from elastane.runtime.step_state import Stage, StepState
 from elastane.runtime.turn import Turn
 from elastane_common.errors import StepError
 from elastane_proto.v1 import ring_pb2
@@ -59,6 +60,18 @@ class Actions(Protocol[T_contra]):
 
     def begin_apply(self, turn: T_contra, /) -> bool:
         """Claim the right to apply the turn's step; False, with the step lost, if the ring has changed."""
+
+    def begin_ahead(self, turn: T_contra, /) -> bool:
+        """Claim the right to apply the turn's step ahead of its Prepared, and copy what it changes.
+
+        False if it is not worth it, or cannot be undone.
+        """
+
+    def undo(self) -> bool:
+        """Undo the step that was applied ahead, if it is lost; False if there is none."""
+
+    def at_late_boundary(self, turn: T_contra, /) -> object:
+        """Do what the master wants between two steps, in the turn's step, which has changed nothing yet."""
 
     def states(self) -> Parts:
         """Capture the current states of generators and registered items."""
@@ -124,6 +137,8 @@ class StepBody(Generic[T]):
         self._reports_late = reports_late
         self._state = StepState()
         self._turn: T | None = None
+        #: Number of steps of the training; the last one is not applied ahead.
+        self.total_steps = 0
 
     # ------------------------------------------------------------------ the step
 
@@ -178,6 +193,12 @@ class StepBody(Generic[T]):
         self._actions.lose_step()
         self._actions.drop()
         if failure is not None:
+            # A member that knows of a planned change leaves the ring, while the Prepared that the change
+            # comes with may still be under way to this one.
+            if not self._protocol.is_ahead_decided:
+                await self._actions.wait_for(lambda: self._protocol.is_ahead_decided)
+            if self._protocol.explain_later is not None:
+                return  # it was aborted for that, and is answered at the boundary
             why = str(failure)
             self._actions.tell(lambda: self._protocol.broken(step, why))
             # No further step can run in a broken ring: wait for the change, or for an eviction.
@@ -241,11 +262,49 @@ class StepBody(Generic[T]):
                 hint="each turn of the loop is forward, backward, optimizer.step()",
             )
         if not state.may_step:
-            await self._actions.wait_for_decision(turn, lambda: self._protocol.is_decided(turn.step))
-            self._actions.begin_apply(turn)
+            await self._before_apply(turn)
+            if not (self._may_go_ahead(turn.step) and self._actions.begin_ahead(turn)):
+                await self._actions.wait_for_decision(turn, lambda: self._protocol.is_decided(turn.step))
+                self._actions.begin_apply(turn)
         return state.may_step
 
+    async def is_applied(self, turn: T) -> bool:
+        """True if the turn has applied its step for good; waits for Prepared if it was applied ahead.
+
+        Called where something is to be done that cannot be undone. Before the turn's optimizer.step() it
+        waits for the step before.
+        """
+        state, protocol = turn.state, self._protocol
+        if protocol.ahead is not None:
+            await self._actions.wait_for(lambda: protocol.is_ahead_decided)
+        if state.stage is Stage.AHEAD:
+            self.take_back()
+        return state.may_step
+
+    def take_back(self) -> bool:
+        """Undo the step that was applied ahead, if it is lost; False if there is none."""
+        ahead = self._protocol.ahead
+        if ahead is None or not self._actions.undo():
+            return False
+        if ahead.body_ended:
+            self._contexts.take_back()
+        return True
+
     # ------------------------------------------------------------------ internals
+
+    async def _before_apply(self, turn: T) -> None:
+        """Wait until the step before is decided, and do what its Prepared asks for, if this step began
+        earlier."""
+        protocol = self._protocol
+        if not protocol.is_ahead_decided:
+            await self._actions.wait_for_decision(turn, lambda: protocol.is_ahead_decided)
+        if protocol.is_running and protocol.ahead is None and turn.state.in_flight:
+            self._actions.at_late_boundary(turn)
+
+    def _may_go_ahead(self, step: int) -> bool:
+        """True if `step` may be applied ahead: another step of the same epoch follows."""
+        follows = step + 1 < self.total_steps and (step + 1) % self._steps_per_epoch != 0
+        return follows and self._protocol.may_go_ahead(step)
 
     @property
     def _last_turn(self) -> T:

@@ -65,6 +65,12 @@ class Actions(Protocol):
     async def next_request(self) -> ring_pb2.Load | ring_pb2.Go | ring_pb2.Follow | None:
         """Wait for the master's request, or None: the ring is formed. Ends the script if it is sent away."""
 
+    def take_back(self) -> bool:
+        """Undo the step that was applied ahead of its Prepared, if it is lost; False if there is none."""
+
+    def explain(self) -> object:
+        """Answer the master's request for the parts of the state, which waited for `take_back`."""
+
     def set_between(self, between: bool, /) -> object:
         """Report whether the script's code between epochs runs."""
 
@@ -157,12 +163,21 @@ class StepBoundary:
     async def settle(self, *, in_loop: bool = True) -> None:
         """Return when this worker runs in a ring and the master requests nothing before the next step.
 
-        in_loop: the script's code before the step has ended. Raises IntervalError.
+        in_loop: the script's code before the step has ended. After a step that is applied ahead there is
+        nothing to do before the next one: what its Prepared asks for is done within that. Raises
+        IntervalError.
         """
+        protocol = self._protocol
         while True:
+            if protocol.ahead is not None and not self._actions.take_back():
+                return
+            if protocol.explain_later is not None and protocol.is_running:
+                self._actions.explain()
+                # No step can run before the master has decided what comes of it: its members are not alike.
+                await self._actions.wait_for(lambda: not protocol.is_running)
             if not self._interval_is_open():
                 self._take_checkpoint()
-            self._actions.feed(self._protocol.applied_step)
+            self._actions.feed(protocol.applied_step)
             request = await self._actions.next_request()
             if request is None:
                 if not in_loop or not self._interval_is_open():

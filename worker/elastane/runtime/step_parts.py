@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from elastane.collective.reducer import Reducer
 from elastane.data.source import BatchSource
 from elastane.rng import Generators, Parts
+from elastane.runtime.ahead_policy import AheadPolicy
 from elastane.runtime.est_step_watch import EstStepWatch
 from elastane.runtime.fingerprints import Fingerprints
 from elastane.runtime.frozen import FrozenParameters
@@ -17,6 +18,7 @@ from elastane.runtime.repeat_check import RepeatCheck
 from elastane.runtime.sentinel import Sentinel
 from elastane.runtime.state_feed import StateFeed
 from elastane.runtime.worker_session import WorkerSession
+from elastane.state.undo_copy import UndoCopy
 from elastane_common.observe.figures import WorkerFigures
 
 if TYPE_CHECKING:
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepParts:
-    """The parts of one worker that its steps use. trace: None unless the run is traced."""
+    """The parts of one worker that its steps use. trace: None unless the run is traced. undo, ahead: of steps
+    that are applied ahead of their Prepared.
+    """
 
     worker_session: WorkerSession
     source: BatchSource
@@ -40,6 +44,8 @@ class StepParts:
     figures: WorkerFigures
     feed: StateFeed
     trace: StepTrace | None
+    undo: UndoCopy
+    ahead: AheadPolicy
     contexts: HostedContexts = field(default_factory=HostedContexts)
 
     def states(self) -> Parts:

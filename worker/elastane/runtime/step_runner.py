@@ -29,6 +29,7 @@ from elastane.runtime.step_parts import StepParts
 from elastane.runtime.step_speed import StepSpeed
 from elastane.runtime.step_state import StepState
 from elastane_common.errors import LoaderUseError, StepError
+from elastane_proto.v1 import ring_pb2
 
 
 class StepRunner:
@@ -153,7 +154,7 @@ class StepRunner:
     def _count(self, state: StepState, seconds: float) -> None:
         """Count an applied step."""
         figures = self._parts.figures
-        figures.step = state.step + 1
+        figures.step = self._protocol.applied_step
         figures.all_reduce_wait_seconds = self._reducer.collectives.waited_seconds
         figures.step_done(seconds, replayed=state.is_replay)
         self._speed.applied(
@@ -165,6 +166,26 @@ class StepRunner:
         )
         self._memory.applied(ests=len(self._parts.contexts.now), generation=figures.generation)
         self._worker_session.spans.applied(state.step, seconds, replayed=state.is_replay)
+
+    def saves_with(self, save: Callable[[ring_pb2.Checkpoint], None]) -> None:
+        """Set what saves this worker's shard of a checkpoint, between two steps."""
+        self._actions.save = save
+
+    def begin_training(self, total_steps: int) -> None:
+        """Note how many steps the training has."""
+        self._body.total_steps = total_steps
+
+    def take_back(self) -> bool:
+        """Undo the step that was applied ahead of its Prepared, if it is lost; False if there is none."""
+        return self._body.take_back()
+
+    def stepped(self, est_step: EstStep) -> bool:
+        """True if the turn has applied its step, for good: waits for Prepared if it was applied ahead.
+
+        Called where the script asks, or does something that cannot be undone.
+        """
+        est_step.confirmed = True
+        return finish(self._body.is_applied(est_step))
 
     def drop(self) -> None:
         """Discard the step in flight: gradients, buffers, contexts after it."""

@@ -1,12 +1,15 @@
 """State of one worker's attempt at one global step. Pure; a replay of the step is another attempt.
 
     READY ──▶ FORWARD ──▶ REPORTED ──▶ PREPARED ──▶ APPLIED
-                 │            │
-                 └────────────┴──────▶ LOST
+                 │            │  │        ▲           ▲
+                 │            │  └─▶ AHEAD ───────────┘
+                 │            │        │
+                 └────────────┴────────┴─▶ LOST
 
 A step can be lost until this worker has claimed the right to apply it (PREPARED): from then on a change of
-the ring waits for the optimizer. `WorkerProtocol` holds the current attempt and makes its transitions; the
-trainer and its turns read it.
+the ring waits for the optimizer. A step that is applied AHEAD of its Prepared can still be lost, and is then
+undone. `WorkerProtocol` holds the current attempt and makes its transitions; the trainer and its turns read
+it.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ class Stage(Enum):
     """The report with the contexts after the step has been sent."""
     PREPARED = "prepared"
     """All contexts after the step are durable, and this worker has begun to apply it."""
+    AHEAD = "ahead"
+    """It is applied in memory only: it is not known yet whether all contexts are durable."""
     APPLIED = "applied"
     """The step is in the weights."""
     LOST = "lost"
@@ -40,7 +45,8 @@ class Stage(Enum):
 TRANSITIONS: Final[Mapping[Stage, frozenset[Stage]]] = {
     Stage.READY: frozenset({Stage.FORWARD}),
     Stage.FORWARD: frozenset({Stage.REPORTED, Stage.LOST}),
-    Stage.REPORTED: frozenset({Stage.PREPARED, Stage.LOST}),
+    Stage.REPORTED: frozenset({Stage.PREPARED, Stage.AHEAD, Stage.LOST}),
+    Stage.AHEAD: frozenset({Stage.PREPARED, Stage.APPLIED, Stage.LOST}),
     Stage.PREPARED: frozenset({Stage.APPLIED}),
     Stage.APPLIED: frozenset(),
     Stage.LOST: frozenset(),
@@ -53,7 +59,10 @@ class InvalidTransitionError(RuntimeError):
 
 @dataclass
 class StepState:
-    """One attempt at `step`. Changed by the script's thread only."""
+    """One attempt at `step`.
+
+    Changed by the script's thread, and while the step is AHEAD, or its report held back, by messages too.
+    """
 
     step: int = 0
     stage: Stage = Stage.READY
@@ -61,6 +70,10 @@ class StepState:
     is_replay: bool = False
     #: The step was reported at the first gradient of the last backward, which is still running.
     in_backward: bool = False
+    #: The report is held back, because the step before this one is AHEAD.
+    is_held: bool = False
+    #: The body of the turn in which the step was applied has ended.
+    body_ended: bool = False
     #: Contexts after the step by virtual rank, and what was done for it; complete once it is reported.
     contexts: dict[int, EstContext] = field(default_factory=dict)
     tasks: list[ring_pb2.StepTask] = field(default_factory=list)
@@ -72,13 +85,13 @@ class StepState:
 
     @property
     def is_reported(self) -> bool:
-        """True once the report has been sent, unless the step has been lost."""
-        return self.stage in (Stage.REPORTED, Stage.PREPARED, Stage.APPLIED)
+        """True once the report has been made, unless the step has been lost."""
+        return self.is_held or self.stage in (Stage.REPORTED, Stage.PREPARED, Stage.AHEAD, Stage.APPLIED)
 
     @property
     def may_step(self) -> bool:
         """True once the optimizer may step."""
-        return self.stage in (Stage.PREPARED, Stage.APPLIED)
+        return self.stage in (Stage.PREPARED, Stage.AHEAD, Stage.APPLIED)
 
     @property
     def delays_ready(self) -> bool:
@@ -96,7 +109,11 @@ class StepState:
     def report(self, *, in_backward: bool) -> None:
         """Note that the report is sent. in_backward: a ring change waits for `end_backward`."""
         self._go_to(Stage.REPORTED)
-        self.in_backward = in_backward
+        self.in_backward, self.is_held = in_backward, False
+
+    def hold(self, *, in_backward: bool) -> None:
+        """Note that the report is made, and is sent once the step before this one is decided."""
+        self.in_backward, self.is_held = in_backward, True
 
     def end_backward(self) -> bool:
         """End the last backward, or give it up; True if a ring change may have waited for it."""
@@ -107,6 +124,10 @@ class StepState:
         """Claim the right to apply the step, whose contexts are durable."""
         self._go_to(Stage.PREPARED)
 
+    def go_ahead(self) -> None:
+        """Begin to apply the step before it is known whether its contexts are durable."""
+        self._go_to(Stage.AHEAD)
+
     def apply(self) -> None:
         """Note that the step is in the weights."""
         self._go_to(Stage.APPLIED)
@@ -114,10 +135,12 @@ class StepState:
     def lose(self) -> None:
         """Give the attempt up."""
         self._go_to(Stage.LOST)
+        self.is_held = False
 
     def next(self, step: int, *, is_replay: bool) -> StepState:
         """Return the attempt that follows this one. Raises InvalidTransitionError while this one runs."""
-        if self.in_flight:
+        is_ahead = self.stage is Stage.AHEAD and self.body_ended
+        if self.in_flight and not is_ahead:
             raise InvalidTransitionError(f"step {step} cannot begin: {self._facts()}")
         return StepState(step, is_replay=is_replay)
 

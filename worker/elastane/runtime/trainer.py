@@ -179,6 +179,7 @@ class Trainer:
         self._trackers = trackers
         limits = [limit for limit in (self._environment.steps_max, max_steps) if limit]
         self._loop.total_steps = min([epochs * self._source.steps_per_epoch, *limits])
+        self.steps.begin_training(self._loop.total_steps)
         parts, carried = self._parts, self._parts.carried
         if carried.values:
             self._state.extras["elastane.carried"] = carried
@@ -207,7 +208,7 @@ class Trainer:
         """
         turn = self.steps.est_step
         if turn is not None:
-            if not turn.applied:
+            if not self.steps.stepped(turn):
                 raise not_stepped(asked)
             return turn.rank, turn.state.contexts
         if self.interval.est_step is not None or self._worker_session.exits.finished or not self.applied_step:
@@ -229,7 +230,7 @@ class Trainer:
         try:
             self._begin_progress()
             while finish(self._loop.next_step(self.epoch)):
-                self._worker_session.captures.step_begins(self.applied_step)
+                self._worker_session.captures.step_begins(self._protocol.next_step)
                 yield from self.steps.run()
                 self._worker_session.captures.step_over(self.applied_step, sorted(self._contexts.now))
                 self._note_step()
@@ -399,7 +400,7 @@ class Trainer:
         est_step = self.steps.est_step
         if est_step is None:
             return not self.epoch_is_closed
-        if not est_step.applied:
+        if not self.steps.stepped(est_step):
             raise StepError(
                 f"job.carry value {name} was set in step {est_step.step} before the step was applied",
                 hint=(

@@ -11,6 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
 
 import structlog
 import torch
@@ -87,6 +88,8 @@ class WorkerSession:
         self._closing = False
         self._process = ProcessIdentity()
         self.protocol = WorkerProtocol()
+        #: When the last step that was applied ahead became prepared.
+        self.ahead_settled_at = 0.0
         self.spans = ChangeSpans(environment.job, environment.worker_id, tracing.now_ns)
         self.members: list[ring_pb2.Member] = []
         self.exits = WorkerExits(environment, self.request_leave)
@@ -252,6 +255,23 @@ class WorkerSession:
         with self._changed:
             return self.protocol.begin_apply(step)
 
+    def begin_ahead(self, step: int) -> bool:
+        """Claim the right to apply `step` ahead of its Prepared; False if it has been decided meanwhile."""
+        with self._changed:
+            return self.protocol.begin_ahead(step)
+
+    def take_back(self) -> bool:
+        """Give up the step that was applied ahead, if it is lost; then the caller undoes it."""
+        with self._changed:
+            return self.protocol.take_back()
+
+    def explain(self) -> None:
+        """Answer the master's request for the parts of the state, which waited until a step was undone."""
+        with self._changed:
+            asked = self.protocol.explain_later
+        if asked is not None:
+            self._explain(asked)
+
     def begin_replace(self, generation: int) -> bool:
         """Claim the right to replace the weights; False if `generation` has been superseded."""
         with self._changed:
@@ -346,7 +366,10 @@ class WorkerSession:
     def _receive(self, message: ring_pb2.AttendResponse) -> None:
         with self._changed:
             self.spans.heard(message, in_ring=self.protocol.generation > 0)
+            ahead = self.protocol.ahead
             outcome = self.protocol.receive(message)
+            if self.protocol.ahead is not ahead:
+                self.ahead_settled_at = perf_counter()
             self._carry_out(outcome)
             self.spans.said(outcome.send)
             if self._session is not None:

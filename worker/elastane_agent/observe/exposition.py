@@ -86,6 +86,8 @@ def _add_worker(samples: _Samples, worker: str, figures: WorkerFigures) -> None:
         (known.DATA_WAIT, figures.data_wait_seconds),
         (known.ALL_REDUCE_WAIT, figures.all_reduce_wait_seconds),
         (known.PREPARED_WAIT, figures.prepared_wait_seconds),
+        (known.AHEAD, figures.steps_ahead),
+        (known.UNDONE, figures.steps_undone),
         (known.RINGS, figures.rings_formed),
         (known.RING_CHANGE_SECONDS, figures.ring_change_seconds),
         (known.HANDOVER_SECONDS, figures.handover_seconds),

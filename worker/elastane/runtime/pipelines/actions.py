@@ -55,6 +55,16 @@ class PipelineActions:
     def begin_apply(self, turn: Turn) -> bool:
         return self._session.begin_apply(turn.step)
 
+    def begin_ahead(self, turn: Turn) -> bool:
+        """Never: no unit may be a step behind another."""
+        return False
+
+    def undo(self) -> bool:
+        return False
+
+    def at_late_boundary(self, turn: Turn) -> None:
+        """There is none: every step waits for its Prepared."""
+
     # ------------------------------------------------------------------ the end of the mini-batches
 
     def states(self) -> Parts:

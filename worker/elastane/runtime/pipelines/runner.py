@@ -243,6 +243,13 @@ class PipelineRunner:
 
     # ------------------------------------------------------------------ what the loop body calls
 
+    def begin_training(self, total_steps: int) -> None:
+        """No step of a pipeline depends on how many follow."""
+
+    def stepped(self, est_step: EstStep) -> bool:
+        """True if the turn has applied its step, for good."""
+        return est_step.applied
+
     @contextmanager
     def stepping(self) -> Iterator[None]:
         """Context manager for the optimizer's step, in which its groups have only local parameters."""

@@ -34,12 +34,19 @@ class AheadPolicy:
         #: The script has asked, in the last step that it applied, whether it was applied.
         self._is_asked = False
 
+    @property
+    def may_pay(self) -> bool:
+        """True unless no copy, however small, would be worth its time. Known before the copy's size is."""
+        if self._is_asked or len(self._waits) < MEASURED_MIN:
+            return False
+        return median(self._waits) >= WAIT_SECONDS_MIN
+
     def wants(self, size_bytes: int) -> bool:
         """True if the next step is to be applied ahead, if it may. size_bytes: of the copy."""
-        if size_bytes > self._bytes_max or self._is_asked or len(self._waits) < MEASURED_MIN:
+        if size_bytes > self._bytes_max or not self.may_pay:
             return False
         copy = median(self._copies) if self._copies else size_bytes / COPIED_BYTES_PER_SECOND
-        return median(self._waits) >= max(WAIT_SECONDS_MIN, WORTH * copy)
+        return median(self._waits) >= WORTH * copy
 
     def waited(self, seconds: float) -> None:
         """Note how long after the optimizer was called the master's answer came; 0: it was there."""

@@ -85,6 +85,7 @@ class StepActions:
             or not self._session.captures.is_idle
             or parts.feed.is_feeding
             or self.decides_layout(turn.step)
+            or not self._policy.may_pay
             or self._undo.why_not()
             or not self._policy.wants(self._undo.size_bytes)
         ):

@@ -31,6 +31,7 @@ _SCALARS: dict[int, SearchStrategy[Any]] = {
     FieldDescriptor.TYPE_UINT64: st.sampled_from(_UNSIGNED[8]),
     FieldDescriptor.TYPE_FIXED64: st.sampled_from(_UNSIGNED[8]),
     FieldDescriptor.TYPE_UINT32: st.sampled_from(_UNSIGNED[4]),
+    FieldDescriptor.TYPE_FIXED32: st.sampled_from(_UNSIGNED[4]),
     FieldDescriptor.TYPE_DOUBLE: st.sampled_from(_FLOATS),
     FieldDescriptor.TYPE_FLOAT: st.sampled_from(_FLOATS),
     FieldDescriptor.TYPE_BOOL: st.booleans(),

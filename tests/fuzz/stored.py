@@ -17,6 +17,7 @@ from elastane_master.store.format import decode_batch, decode_snapshot
 from elastane_master.store.log import LogOptions
 from elastane_master.store.recovery import Recovered
 from sim.simulation import stored_by
+from sim.unlike import hurried
 
 SEEDS = 12
 ODD = (None, True, -1, 0, 1, 2**40, 2**63 - 1, -(2**63), 1e308, float("nan"), "", "x", b"", [], {})
@@ -37,7 +38,8 @@ def read(stored: Stored) -> JobMachine | None:
         state = decode_snapshot(snapshot).state
         records = [record for batch in batches for record in decode_batch(batch).records]
         hosts = JobServers(SimpleNamespace(redis=None), LogOptions())  # type: ignore[arg-type]
-        machine = hosts.opening.replay("job", Recovered(1, 1, state, records))
+        with hurried():  # decided as the simulated master has decided
+            machine = hosts.opening.replay("job", Recovered(1, 1, state, records))
     except StoreFormatUnknown:
         return None
     return machine

@@ -45,13 +45,17 @@ class Node:
             "-c",
             worker,
         ]
-        self.process = subprocess.Popen(
-            [*prefix, *command],
-            env={**os.environ, "PYTHONPATH": PATH, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup themselves
+        try:
+            self.process = subprocess.Popen(
+                [*prefix, *command],
+                env={**os.environ, "PYTHONPATH": PATH, **variables},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        finally:
+            signal.signal(signal.SIGHUP, before)
 
     def line(self) -> str:
         assert self.process.stdout is not None

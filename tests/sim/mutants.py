@@ -418,7 +418,7 @@ MUTANTS = (
     Mutant(
         "Prepared of another generation counts",
         "elastane.runtime.protocol",
-        "if message.generation != self.generation or self.changing:",
+        "if message.generation != self.generation or self.changing or self.explain_later is not None:",
         "if False:",
         (
             (
@@ -556,8 +556,8 @@ MUTANTS = (
     Mutant(
         "an evicted worker goes on",
         "elastane.runtime.protocol",
-        "        if not message.resumed:\n            outcome = self.evict()",
-        "        if not message.resumed:\n            outcome = Outcome()",
+        "        if not resumed:\n            outcome = self.evict()",
+        "        if not resumed:\n            outcome = Outcome()",
     ),
 )
 

@@ -12,7 +12,7 @@ from sim.simulation import simulate
 
 SEEDS = [
     seed
-    for seed in range(240)
+    for seed in range(300)
     if scaling.draw(seed, fixed=policies.draw(seed).fixed) and seed % 20 in unlike.SEEDS_OF_20
 ]
 

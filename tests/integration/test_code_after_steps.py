@@ -22,9 +22,9 @@ ESTS, BATCH, PER_EPOCH, EPOCHS = 4, 4, 100, 9
 BUSY_SECONDS, AFTER_SECONDS = 0.02, 0.06
 SLOW = "w1"
 STEPS = 40
+"""Steps in which a worker that computed at a third of the usual rate would long be called a straggler."""
 TOLERANCE = 0.25
 """Of a predicted step: what the mistake looked for would make of it is a factor of three."""
-"""Steps in which a worker that computed at a third of the usual rate would long be called a straggler."""
 ARGUMENTS = [str(SCRIPT), "--seed", "3", "--size", str(ESTS * BATCH * PER_EPOCH), "--batch-size", str(BATCH)]
 ARGUMENTS += ["--epochs", str(EPOCHS)]
 

@@ -507,6 +507,24 @@ def test_a_step_that_is_lost_is_undone_with_the_one_after_it(begun: bool) -> Non
     assert [report.step for report in worker.actions.reports] == [STEP, STEP + 1]
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_script_learns_its_step_when_the_one_before_is_decided(lost: bool) -> None:
+    worker = ahead()
+    worker.run()
+
+    async def decided(condition: Callable[[], object]) -> None:
+        if lost:
+            worker.actions.change()
+        else:
+            worker.protocol.prepared(prepared(STEP + 1))
+        assert condition()
+
+    worker.actions.wait_for = decided  # type: ignore[method-assign]
+    turn = worker.turns[-1]
+    for _ in range(2):  # also when it asks again
+        assert finish(worker.body.told_step(turn)) == (STEP + 1 if lost else STEP + 2)
+
+
 def test_prepared_that_comes_while_the_optimizer_runs_makes_the_step_an_ordinary_one() -> None:
     worker = Worker()
     worker.train()

@@ -55,6 +55,11 @@ class Training:
         self.average.update_parameters(self.model)
         self.at_start = [buffer.clone() for buffer in self.model.buffers()]
 
+    def give_other_memory(self) -> None:
+        """As `p.data = p.data.clamp(...)` does after optimizer.step()."""
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.clamp(-0.01, 0.01)
+
     def undone(self) -> None:
         buffers = self.undo.restore()
         with torch.no_grad():
@@ -95,6 +100,19 @@ def test_a_step_is_undone_exactly(name: str, build: Build, before: int) -> None:
         training.step(number)
         straight.step(number)
     assert training.digest() == straight.digest()
+
+
+def test_parameters_that_were_given_other_memory_are_undone() -> None:
+    training = Training(lambda params: torch.optim.SGD(params, lr=0.1))
+    training.step(0)
+    training.optimizer.zero_grad()
+    start = training.digest()
+    training.undo.take()
+    training.step(1)
+    training.give_other_memory()
+    training.undone()
+    training.optimizer.zero_grad()
+    assert training.digest() == start
 
 
 @pytest.mark.parametrize(

@@ -202,8 +202,8 @@ class ElasticJob(Job):
         """The global step now running; between steps, the next one."""
         if self._trainer is None:
             return 0
-        est_step = self._trainer.steps.est_step
-        return est_step.step if est_step is not None else self._trainer.applied_step
+        steps = self._trainer.steps
+        return steps.told_step(steps.est_step) if steps.est_step is not None else self._trainer.applied_step
 
     @property
     def stepped(self) -> bool:  # type: ignore[override]

@@ -281,6 +281,18 @@ class StepBody(Generic[T]):
             self.take_back()
         return state.may_step
 
+    async def told_step(self, turn: T) -> int:
+        """Return the turn's step for the script, which may change something for good by it.
+
+        After a step that was applied ahead it waits until that is decided. If it is lost it is the next one
+        to run, whatever the turn has begun.
+        """
+        ahead = self._protocol.ahead
+        if ahead is None:
+            return turn.step
+        await self.is_applied(turn)
+        return turn.step if self._protocol.ahead is None else ahead.step
+
     def take_back(self) -> bool:
         """Undo the step that was applied ahead, if it is lost; False if there is none."""
         ahead = self._protocol.ahead

@@ -187,6 +187,11 @@ class StepRunner:
         est_step.confirmed = True
         return finish(self._body.is_applied(est_step))
 
+    def told_step(self, est_step: EstStep) -> int:
+        """Return the turn's step, for the script: waits if the one before it was applied ahead."""
+        est_step.confirmed = True
+        return finish(self._body.told_step(est_step))
+
     def drop(self) -> None:
         """Discard the step in flight: gradients, buffers, contexts after it."""
         self._actions.lose_step()

@@ -72,7 +72,7 @@ class UndoCopy:
         self._live = list(self._tensors())
         forms = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in self._live]
         if forms != self._forms:
-            self._copies = [torch.empty_like(tensor) for tensor in self._live]
+            self._copies = [torch.empty_like(tensor, requires_grad=False) for tensor in self._live]
             self._forms = forms
         _copy(self._copies, self._live)
         count = len(self._buffers())
@@ -99,12 +99,13 @@ class UndoCopy:
         """Yield the tensors to copy; the buffers are the last."""
         for optimizer in self._state.optimizers:
             for group in optimizer.param_groups:
-                yield from (parameter.detach() for parameter in group["params"])
+                # Not detached: a script may give a parameter other memory, which is then written to.
+                yield from group["params"]
                 yield from (value for value in group.values() if isinstance(value, Tensor))
             for entry in optimizer.state.values():
                 yield from (value for value in entry.values() if isinstance(value, Tensor))
         for module in self._modules():
-            yield from (parameter.detach() for parameter in module.parameters())
+            yield from module.parameters()
             yield from module.buffers()
         yield from self._buffers()
 

@@ -250,6 +250,10 @@ class PipelineRunner:
         """True if the turn has applied its step, for good."""
         return est_step.applied
 
+    def told_step(self, est_step: EstStep) -> int:
+        """Return the turn's step, for the script."""
+        return est_step.step
+
     @contextmanager
     def stepping(self) -> Iterator[None]:
         """Context manager for the optimizer's step, in which its groups have only local parameters."""

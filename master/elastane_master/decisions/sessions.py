@@ -172,7 +172,9 @@ def bye(ctx: DecisionContext, event: ByeReported) -> None:
         if event.state_digest is not None:
             state.final_digests[worker] = event.state_digest
         ring.commit_applied(ctx)
-        if not life.conclude_if_finished(ctx) and state.ring.stage is not Stage.RUNNING:
+        # Members that are left have only to end; if none is and units were lost, others must make them again.
+        only_to_end = state.ring.stage is Stage.RUNNING and bool(state.active_members())
+        if not life.conclude_if_finished(ctx) and not only_to_end:
             ring.reform(ctx, f"the script of {worker} came to its end")
         return
     after_loss(ctx, was_needed, f"{worker} {what}")

@@ -376,12 +376,15 @@ def test_a_replica_that_died_leaves_the_stages_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("order", ["acb", "abc", "bac"])
-def test_a_result_of_which_units_died_at_the_end_is_not_taken(order: str) -> None:
+@pytest.mark.parametrize("applied", [False, True], ids=["in the last step", "after it"])
+def test_a_result_of_which_units_died_at_the_end_is_not_taken(order: str, applied: bool) -> None:
     job = three(checkpoint_url="file:///saved")
     job.steps(3, 20)
+    for worker in "abc" if applied else "":
+        job.applied(worker, 20)
     for worker in order:
         if worker == "b":
-            job.lose(worker)  # before it had applied the last step
+            job.lose(worker)
         else:
             job.bye(worker)
     assert job.state.phase == "waiting", "the next worker goes on from the checkpoint"

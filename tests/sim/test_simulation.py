@@ -35,7 +35,7 @@ REPLAYED_SEEDS = 4
 VARIED = (38, 88, 3, 41, 355, 7, 50, 56)
 """Seeds that have every fault between them."""
 COUNTED = {AHEAD, UNDONE, STAGES, TARGETS}
-"""What is counted with the faults and is none."""
+"""Counted together with the faults, but not faults."""
 STRAGGLING = (45, 65, 125)
 WANTED = """
     worker_lost worker_left worker_draining worker_standby worker_evicted master_recovered

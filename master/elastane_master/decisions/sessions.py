@@ -172,7 +172,7 @@ def bye(ctx: DecisionContext, event: ByeReported) -> None:
         if event.state_digest is not None:
             state.final_digests[worker] = event.state_digest
         ring.commit_applied(ctx)
-        # Members that are left have only to end; if none is and units were lost, others must make them again.
+        # Remaining members only have to end. If none remains and units were lost, a new ring computes them.
         only_to_end = state.ring.stage is Stage.RUNNING and bool(state.active_members())
         if not life.conclude_if_finished(ctx) and not only_to_end:
             ring.reform(ctx, f"the script of {worker} came to its end")

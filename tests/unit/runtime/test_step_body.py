@@ -522,7 +522,7 @@ def test_a_script_learns_its_step_when_the_one_before_is_decided(lost: bool) -> 
     worker.actions.wait_for = decided  # type: ignore[method-assign]
     turn = worker.turns[-1]
     for _ in range(2):  # also when it asks again
-        assert finish(worker.body.told_step(turn)) == (STEP + 1 if lost else STEP + 2)
+        assert finish(worker.body.decided_step(turn)) == (STEP + 1 if lost else STEP + 2)
 
 
 def test_prepared_that_comes_while_the_optimizer_runs_makes_the_step_an_ordinary_one() -> None:

@@ -203,7 +203,9 @@ class ElasticJob(Job):
         if self._trainer is None:
             return 0
         steps = self._trainer.steps
-        return steps.told_step(steps.est_step) if steps.est_step is not None else self._trainer.applied_step
+        if steps.est_step is None:
+            return self._trainer.applied_step
+        return steps.decided_step(steps.est_step)
 
     @property
     def stepped(self) -> bool:  # type: ignore[override]

@@ -281,11 +281,11 @@ class StepBody(Generic[T]):
             self.take_back()
         return state.may_step
 
-    async def told_step(self, turn: T) -> int:
-        """Return the turn's step for the script, which may change something for good by it.
+    async def decided_step(self, turn: T) -> int:
+        """Return the turn's step, for a script that may act on it irrevocably.
 
-        After a step that was applied ahead it waits until that is decided. If it is lost it is the next one
-        to run, whatever the turn has begun.
+        If the step before was applied ahead, wait until it is decided; if it is lost, return that step, which
+        is the next one to run.
         """
         ahead = self._protocol.ahead
         if ahead is None:

@@ -187,10 +187,10 @@ class StepRunner:
         est_step.confirmed = True
         return finish(self._body.is_applied(est_step))
 
-    def told_step(self, est_step: EstStep) -> int:
-        """Return the turn's step, for the script: waits if the one before it was applied ahead."""
+    def decided_step(self, est_step: EstStep) -> int:
+        """Return the turn's step, for the script; waits if the step before was applied ahead."""
         est_step.confirmed = True
-        return finish(self._body.told_step(est_step))
+        return finish(self._body.decided_step(est_step))
 
     def drop(self) -> None:
         """Discard the step in flight: gradients, buffers, contexts after it."""

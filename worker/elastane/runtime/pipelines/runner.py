@@ -250,7 +250,7 @@ class PipelineRunner:
         """True if the turn has applied its step, for good."""
         return est_step.applied
 
-    def told_step(self, est_step: EstStep) -> int:
+    def decided_step(self, est_step: EstStep) -> int:
         """Return the turn's step, for the script."""
         return est_step.step
 

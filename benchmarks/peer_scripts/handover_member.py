@@ -17,8 +17,9 @@ from pathlib import Path
 
 import torch
 
+from elastane.collective.cpu_group import warm_up
 from elastane.collective.rendezvous import RendezvousStore
-from elastane.collective.transport import RingTransport, warm_up
+from elastane.collective.transport import RingTransport
 from elastane.state.codec import encode
 from elastane.state.handover import receive_state, send_state
 

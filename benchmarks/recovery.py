@@ -5,7 +5,10 @@
 Three workers train the same model under each framework in turn, and all events happen to the same cluster,
 one after the other. "torchft" runs at its defaults, "torchft 1 s" and "elastane 1 s" treat a node as lost
 after one second of silence, "torchrun" is three elastic agents of one worker each. The stall is the longest
-time after the event in which no remaining worker applies a step, minus one median step.
+time after the event in which no remaining worker applies a step, minus one median step. Three workers, or
+four with a newcomer, share the machine's cores, and their steps vary; "elastane pair" is one worker that
+another one joins and leaves, with a core for each. A planned change is charged with the time by which its
+stall exceeds the longest of the 20 steps before it.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from recovery_clusters import FRAMEWORKS, Cluster, Elastane, EventTimeout, Torch
 STEPS_BEFORE = 10
 """Steps that every worker must have applied before the first event."""
 SETTLE_STEPS = 10
+SPREAD_STEPS = 21
 AWAY_SECONDS = 2.0
 #: Timeout for one event, for frameworks whose peers take longer than the default.
 WAIT_SECONDS = {"torchrun": 75.0}
@@ -43,6 +47,7 @@ FROZEN = "worker frozen: stall"
 NEWCOMER = "newcomer: ready to first step"
 STALL_OF_JOIN = "newcomer: the others' stall"
 DRAINED = "drain: stall"
+BEYOND = "beyond the longest of the steps before"
 AWAY = f"coordinator killed, back after {AWAY_SECONDS:g} s: stall beyond"
 
 GOING_ON = f"coordinator killed, back after {AWAY_SECONDS:g} s: workers that train on"
@@ -96,6 +101,7 @@ def _lose(cluster: Cluster, number: int) -> float:
 def join(cluster: Cluster, record: Recorder) -> None:
     """Add a worker; record its wait from ready to its first step, and the stall of the others."""
     others = cluster.alive()
+    spread = spread_of(cluster, others)
     known = set(cluster.marks.pids())
     began = monotonic()
     cluster.add()
@@ -107,13 +113,16 @@ def join(cluster: Cluster, record: Recorder) -> None:
     pid = newcomer()
     assert pid is not None
     record(NEWCOMER, cluster.marks.steps(pid)[0] - cluster.marks.ready(pid))
-    record(STALL_OF_JOIN, stall_of(cluster, others, began))
+    stall = stall_of(cluster, others, began)
+    record(STALL_OF_JOIN, stall)
+    record(f"{STALL_OF_JOIN} {BEYOND}", max(0.0, stall - spread))
 
 
 def drain(cluster: Cluster, record: Recorder) -> None:
     """Drain a worker; record the stall of the others, and that no step was lost."""
     assert isinstance(cluster, Elastane)
     victim, *others = cluster.alive()
+    spread = spread_of(cluster, others)
     changes = cluster.unplanned_changes()
     began = monotonic()
     cluster.drain(victim)
@@ -121,7 +130,9 @@ def drain(cluster: Cluster, record: Recorder) -> None:
     until(lambda: not cluster.runs(victim), "the end of the drained worker")
     ended = monotonic()
     until(lambda: set(others) <= set(cluster.marks.training(SETTLE_STEPS, ended)), "steps without it")
-    record(DRAINED, stall_of(cluster, others, began))
+    stall = stall_of(cluster, others, began)
+    record(DRAINED, stall)
+    record(f"{DRAINED} {BEYOND}", max(0.0, stall - spread))
     record(LOST, float(cluster.unplanned_changes() - changes))
 
 
@@ -157,6 +168,8 @@ def scenario(framework: str, model: str, quick: bool) -> Scenario:
     """Return the events for a cluster of this framework, in order."""
     if framework == "elastane":
         return [kill, join, freeze, join, drain, join, coordinator_away]
+    if framework == "elastane pair":
+        return [join, drain, join, drain] if model == "25m" else []
     if framework == "elastane 1 s":
         return [freeze] if model == "small" else []
     if framework == "torchft":
@@ -179,7 +192,7 @@ def running(framework: str, model: str) -> Iterator[Cluster]:
         cluster = FRAMEWORKS[framework](Path(name), model)
         try:
             cluster.start()
-            until(lambda: len(cluster.marks.training(STEPS_BEFORE)) == 3, "three workers that train")
+            until(lambda: len(cluster.marks.training(STEPS_BEFORE)) == cluster.workers, "workers that train")
             steps = cluster.marks.steps(cluster.alive()[0])
             ordinary = [after - before for before, after in pairwise(steps[2:])]
             cluster.step_seconds = statistics.median(ordinary)
@@ -192,6 +205,13 @@ def running(framework: str, model: str) -> Iterator[Cluster]:
             raise
         finally:
             cluster.close()
+
+
+def spread_of(cluster: Cluster, staying: list[int]) -> float:
+    """Return by how much the longest of the last 20 steps exceeded one median step."""
+    steps = sorted(seconds for pid in staying for seconds in cluster.marks.steps(pid)[-SPREAD_STEPS:])
+    gaps = [after - before for before, after in pairwise(steps)]
+    return max(0.0, max(gaps) - cluster.step_seconds)
 
 
 def stall_of(cluster: Cluster, staying: list[int], began: float) -> float:
@@ -246,12 +266,16 @@ def rows(model: str, figures: Figures) -> list[Row]:
     """Build the rows of our figures beside each measured peer's."""
     found = []
     for name, by_framework in figures.items():
+        if name in PLANNED and "elastane pair" in by_framework:
+            pair = Series(by_framework["elastane pair"], "s")
+            case = f"{model}: {name}, a core each"
+            found.append(Row(case, pair, target=PLANNED_SECONDS, target_absolute=True, noise=2.0))
         peers = {key: values for key, values in by_framework.items() if not key.startswith("elastane")}
         if name in NO_TIMES or "elastane" not in by_framework:
             continue
         case = f"{model}: {name}"
         series = Series(by_framework["elastane"], "s")
-        target = {KILLED: 0.3, DRAINED: 0.1}.get(name)
+        target = TARGETS.get(name)
         if target is not None or name == AWAY:
             found.append(Row(case, series, target=target, target_absolute=True, noise=2.0))
         for peer, values in peers.items():
@@ -261,10 +285,19 @@ def rows(model: str, figures: Figures) -> list[Row]:
                 # One reconfiguration takes tens of milliseconds, which other load can double.
                 found.append(Row(beside, mine, Series(values, "s"), peer, target=1.0, noise=2.5))
     for row in found:
-        row.note = NOTES.get(row.case.removeprefix(f"{model}: ").partition(", beside")[0], "")
+        name = row.case.removeprefix(f"{model}: ").removesuffix(", a core each").partition(", beside")[0]
+        row.note = NOTES.get(name, "")
     return found
 
 
+PLANNED_SECONDS = 0.05
+PLANNED = (STALL_OF_JOIN, f"{STALL_OF_JOIN} {BEYOND}", DRAINED, f"{DRAINED} {BEYOND}")
+TARGETS = {
+    KILLED: 0.3,
+    DRAINED: 0.1,
+    f"{STALL_OF_JOIN} {BEYOND}": PLANNED_SECONDS,
+    f"{DRAINED} {BEYOND}": PLANNED_SECONDS,
+}
 NOTES = {
     KILLED: "torchft's survivors wait until the dead worker's heartbeat is missed, 5 s by default; they were "
     "also seen to wait 60 s, the time-out of its group. torchrun starts all its workers again",

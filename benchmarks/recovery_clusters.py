@@ -1,4 +1,4 @@
-"""Clusters of three workers of each framework for recovery.py: faults to inject, and the workers' marks."""
+"""Clusters of some workers of each framework for recovery.py: faults to inject, and the workers' marks."""
 
 from __future__ import annotations
 
@@ -93,10 +93,13 @@ class Marks:
 
 
 class Cluster:
-    """Three workers of one framework, with methods that inject events.
+    """Workers of one framework, with methods that inject events.
 
-    gone: workers that were killed, frozen or drained. step_seconds: time of one step before any event.
+    workers: how many it starts with. gone: workers that were killed, frozen or drained. step_seconds: time of
+    one step before any event.
     """
+
+    workers = 3
 
     def __init__(self, folder: Path, model: str) -> None:
         self.folder = folder
@@ -110,7 +113,7 @@ class Cluster:
 
     @abstractmethod
     def start(self) -> None:
-        """Start everything, with three workers."""
+        """Start everything, with `workers` workers."""
 
     @abstractmethod
     def add(self) -> None:
@@ -145,20 +148,21 @@ class Cluster:
 
 
 class Elastane(Cluster):
-    """Elastane: a master with its private store, three ESTs."""
+    """Elastane: a master with its private store, and as many ESTs as there may be workers."""
 
+    workers_max = 3
     heartbeat_seconds = 0.0
     """Heartbeat timeout; 0: the default."""
 
     def start(self) -> None:
-        settings = job_pb2.JobSettings(ests=3, workers_min=1, workers_max=3)
+        settings = job_pb2.JobSettings(ests=self.workers_max, workers_min=1, workers_max=self.workers_max)
         if self.heartbeat_seconds:
             settings.heartbeat_timeout.FromMilliseconds(int(self.heartbeat_seconds * 1000))
         self.cluster = LocalCluster(
             self.folder / "cluster", settings, [SCRIPT, "elastane", self.model, str(self.marks.folder)]
         )
         self.cluster.start()
-        for _ in range(3):
+        for _ in range(self.workers):
             self.cluster.add_worker()
 
     def add(self) -> None:
@@ -191,6 +195,13 @@ class ElastaneTuned(Elastane):
     heartbeat_seconds = 1.0
 
 
+class ElastanePair(Elastane):
+    """One worker, whom another one can join: on two cores neither waits for the other's."""
+
+    workers = 1
+    workers_max = 2
+
+
 class Torchft(Cluster):
     """torchft: a lighthouse and three replica groups of one process each."""
 
@@ -200,7 +211,7 @@ class Torchft(Cluster):
         self.python = peer_python("torchft")
         self.port = _free_port()
         self._start_lighthouse()
-        for _ in range(3):
+        for _ in range(self.workers):
             self.add()
 
     def add(self) -> None:
@@ -230,7 +241,7 @@ class Torchrun(Cluster):
 
     def start(self) -> None:
         self.port = _free_port()
-        for _ in range(3):
+        for _ in range(self.workers):
             self.add()
 
     def add(self) -> None:
@@ -260,6 +271,7 @@ class Torchrun(Cluster):
 FRAMEWORKS: dict[str, type[Cluster]] = {
     "elastane": Elastane,
     "elastane 1 s": ElastaneTuned,
+    "elastane pair": ElastanePair,
     "torchft": Torchft,
     "torchft 1 s": TorchftTuned,
     "torchrun": Torchrun,

@@ -144,13 +144,23 @@ def recount(events: Iterable[ring_pb2.Event], on_demand: set[str]) -> int:
 
 
 def follows_table(events: Iterable[ring_pb2.Event], created: int) -> None:
-    """Each change of prices is that of the row whose time had come, and was the last to come."""
+    """Each change of prices is that of a row whose time had come, in the order of the rows.
+
+    The agent reads the table before the master dates the change: on a busy machine the next row's time has
+    come by then.
+    """
     changes = [event for event in events if event.kind == "prices_changed"]
     assert len(changes) >= 2, "the table has rows for the time in which it trained"
+    rows, spot = [], ""
+    for at, changed, on_demand in PRICES:
+        spot = changed or spot
+        rows.append((at * 10**9, f"spot {spot} USD and on demand {on_demand} USD"))
     for event in changes:
-        passed = [row for row in PRICES if row[0] * 10**9 <= event.time.ToNanoseconds() - created]
-        spot = next(row[1] for row in reversed(passed) if row[1])
-        assert f"spot {spot} USD and on demand {passed[-1][2]} USD" in event.reason
+        while rows and rows[0][1] not in event.reason:
+            rows.pop(0)
+        assert rows, f"not the prices of a later row: {event.reason}"
+        at, _ = rows.pop(0)
+        assert at <= event.time.ToNanoseconds() - created, event.reason
 
 
 def test_node_that_is_reclaimed_at_a_random_step_loses_none(cloud: Cloud) -> None:

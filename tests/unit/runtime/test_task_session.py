@@ -11,6 +11,7 @@ from elastane.runtime import tasks
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.process_exit import WorkerExits
 from elastane.runtime.tasks import TaskSession, lease_tasks
+from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import ElastaneError, RefusedError, WorkerReplacedError
 from elastane_proto.v1 import shard_pb2
 
@@ -86,3 +87,22 @@ def test_a_process_that_was_replaced_takes_no_further_task(
         next(leased)
     assert ended.value.code == 82
     assert isinstance(ended.value.__cause__, WorkerReplacedError)
+
+
+@pytest.mark.parametrize("phase", ["suspended", "max_wait_exceeded", "cancelled"])
+def test_a_lease_that_is_refused_before_done_has_come_sends_the_worker_away_too(
+    phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(Stream):
+        def receive(self) -> shard_pb2.LeaseTasksResponse:
+            raise RequestRefusedError(f"the job is {phase}: why", reason="wrong_phase", phase=phase)
+
+    monkeypatch.setattr(tasks, "MasterSession", Session)
+    monkeypatch.setattr(tasks, "MasterClient", Client)
+    monkeypatch.setattr(tasks, "TaskStream", Refusing)
+    monkeypatch.setattr(WorkerExits, "install", lambda self, close: None)
+    environment = WorkerEnvironment(master="host:1", job="j", worker_id="w")
+    worker_session = TaskSession(environment)
+    with pytest.raises(SystemExit) as ended:
+        next(lease_tasks(environment, worker_session, "data", size=100, task_size=1))
+    assert ended.value.code == environment.drain_exit_code

@@ -37,6 +37,8 @@ from elastane_shards.settings import DEFAULTS
 
 _log = structlog.get_logger(__name__)
 
+ENDED_PHASES = ("suspended", "max_wait_exceeded", "cancelled")
+"""Phases of a job in which its workers are sent away, and have not failed."""
 PREFETCH_MAX = 60
 """Limit of pending requests; the master remembers its answers to this many."""
 
@@ -121,8 +123,12 @@ def lease_tasks(
     except ElastaneError as error:
         if error.exit_code == 1:
             raise
-        if error.facts.get("phase") == "failed":
+        phase = str(error.facts.get("phase", ""))
+        if phase == "failed":
             error = JobFailedError(error.args[0], hint="`elastane events` shows what happened before")
+        elif phase in ENDED_PHASES:
+            # The lease was refused before the session's Done has come, which sends the worker away.
+            worker_session.exits.sent_away(ring_pb2.Done(phase=phase, reason=error.args[0]), None)
         raise worker_session.exits.failed(error) from error
     finally:
         stream.close()

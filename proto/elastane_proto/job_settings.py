@@ -166,7 +166,10 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     return_grace_seconds: Annotated[
         float,
         _limit(
-            "Time that a restarted master waits for the members of its ring.", "--return-grace", at_least=0
+            "Time that a restarted master waits for the members of its ring, and any master for workers whose"
+            " streams broke and who alone hold units of a pipeline.",
+            "--return-grace",
+            at_least=0,
         ),
     ] = 10.0
     idle_max_seconds: Annotated[float, _limit("Maximum time between steps (for evaluation).", "--idle")] = (

@@ -5,6 +5,7 @@ Workers are killed at points inside a step, never at times.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -20,6 +21,7 @@ from _pytest.mark.structures import ParameterSet
 
 from compared_runs import compare_runs
 from elastane.runtime.rehearsal import Gate, Rehearsal
+from elastane_cli.chaos.network import Relay
 from elastane_cli.rehearse.cluster import ClusterError, LocalCluster, local_cluster
 from elastane_cli.rehearse.results import read_elastic, read_stock
 from elastane_cli.rehearse.stock_run import run_stock_ddp
@@ -76,7 +78,10 @@ def reference(config: Config) -> Path:
 
 @dataclass
 class Churn:
-    """What happens to the run. kills: by worker, "point:step"; acts: (step, verb), while the ring is held."""
+    """What happens to the run. kills: by worker, "point:step"; acts: (step, verb), while the ring is held.
+
+    A cut breaks every connection with the master, in the step that begins then.
+    """
 
     start: int = 3
     stages: tuple[int, int] = (1, 3)
@@ -113,16 +118,19 @@ def run(folder: Path, config: Config, churn: Churn) -> LocalCluster:
         settings.checkpoint_interval_steps = churn.checkpoint_steps
     gates = folder / "gates"
     held = [(step, verb, Gate(gates / str(step))) for step, verb in churn.acts]
-    with local_cluster(folder, settings, config.arguments) as cluster:
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(local_cluster(folder, settings, config.arguments))
         anew = _Anew(cluster, str(gates))
         cluster.check = anew.start
+        relay = stack.enter_context(contextlib.closing(Relay(cluster.addresses)))
+        through = {"ELASTANE_MASTER": relay.address} if "cut" in dict(churn.acts).values() else {}
         cluster.on_job = lambda job: churn.seen.append((time.monotonic(), job.step, len(job.workers)))
         for index in range(churn.start):
             name = f"w{index}"
             if churn.waits and index == churn.start - 1:
                 cluster.wait_for(lambda job: churn.waits in job.reason, what=churn.waits)
             cluster.add_worker(
-                name, Rehearsal(gates=str(gates), kill=churn.kills.get(name, "")).environment()
+                name, Rehearsal(gates=str(gates), kill=churn.kills.get(name, "")).environment() | through
             )
         cluster.wait_for(lambda job: job.generation > 0, what="the first ring")
         cluster.client.scale_job(cluster.job, 1, config.ests)
@@ -134,6 +142,8 @@ def run(folder: Path, config: Config, churn: Churn) -> LocalCluster:
             elif verb.startswith("drain"):
                 cluster.client.drain_worker(cluster.job, verb.split()[1])
             gate.open()
+            if verb == "cut":
+                relay.reset()
         if churn.evaluation is not None:
             cluster.wait_for(lambda job: job.step >= 2 * config.steps_per_epoch, what="epoch 1")
             name = cluster.add_worker()
@@ -228,6 +238,16 @@ def deaths(values: Sequence[object], *slow_pairs: tuple[str, object]) -> list[Pa
 def test_any_stage_dies_anywhere_in_a_step(tmp_path: Path, point: str, worker: str) -> None:
     """Units that only the dead worker held come from the checkpoint."""
     run(tmp_path, Config(), Churn(stages=(3, 3), checkpoint_steps=3, kills={worker: f"{point}:10"}))
+
+
+@slow
+def test_streams_that_all_break_at_once_cost_the_step_in_flight(tmp_path: Path) -> None:
+    """Each unit has one holder, there is no checkpoint, and every process lives."""
+    churn = Churn(stages=(3, 3), acts=[(5, "cut"), (11, "cut")])
+    run(tmp_path, Config(), churn)
+    kinds = [event.kind for event in churn.events]
+    assert not {"units_lost", "history_rewound", "checkpoint_loaded"} & set(kinds)
+    assert kinds.count("worker_lost") >= 6
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ prepared            Prepared is sent only when all N contexts of that step and g
                     nothing is applied without it
 contexts exist      a Go carries all contexts of its resume step, and what was decided of the code before it
 history             committed steps are consecutive; history goes back only by an announced rewind
-nothing lost        history is not rewound while a connected process holds it; a process that was away when a
-                    checkpoint was loaded holds an abandoned run, although its bits are the same
+nothing lost        history is not rewound while a connected process holds it, nor, in a pipeline, while one
+                    does whose stream has just broken; a process that was away when a checkpoint was loaded
+                    holds an abandoned run, although its bits are the same
 time                times of what is stored do not go back, whichever master decided it
 no false alarm      a master is fenced only by a newer one; a store is called behind only if it has lost
                     something
@@ -41,7 +42,13 @@ from elastane_master.jobs import records
 from elastane_master.servers.translate_shard import audit_entries
 from elastane_master.store.keys import JobKeys
 from elastane_proto.contexts import context_from_proto
-from elastane_proto.history.events import HistoryRewound, IntervalLost, RingAnnounced, StragglerReplaced
+from elastane_proto.history.events import (
+    HistoryRewound,
+    IntervalLost,
+    RingAnnounced,
+    StragglerReplaced,
+    WorkerLost,
+)
 from elastane_proto.v1 import ring_pb2, shard_pb2
 from sim.pipelines import Pipeline, checkpoint_faults, plan_faults
 from sim.reference import Context, FixedRuns
@@ -57,6 +64,7 @@ HISTORY, EVENTS = KEYS.history.encode(), KEYS.events.encode()
 BACK_SECONDS_MAX = 1.0
 """How much earlier than its predecessor an event may be: that a job was created is noted once it is stored,
 after the time from which the next master's clock goes on."""
+BROKE = "its stream broke without Bye"
 WRONG = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.NOT_FOUND)
 
 
@@ -105,6 +113,7 @@ class Checkers:
     workers: Callable[[], list[WorkerModel]] = list
     follow_up: Callable[[str], None] = lambda event: None
     pipeline: Pipeline | None = None
+    return_grace_seconds: float = 0.0
     rings: dict[int, Ring] = field(default_factory=dict)
     standing: dict[int, Commit] = field(default_factory=dict)
     tasks_done: set[tuple[int, int]] = field(default_factory=set)
@@ -135,6 +144,9 @@ class Checkers:
     _loads: set[int] = field(default_factory=set)
     _reached: dict[str, int] = field(default_factory=dict)
     _trained_in: dict[str, int] = field(default_factory=dict)
+    #: When each worker's last stream ended, and those that a master has called lost since.
+    _broke: dict[str, float] = field(default_factory=dict)
+    _absent: set[str] = field(default_factory=set)
     _lost: dict[bytes, deque[bytes]] = field(default_factory=dict)
     _has_lost: bool = False
     _holders: dict[tuple[int, int, int], str] = field(default_factory=dict)
@@ -169,6 +181,9 @@ class Checkers:
         if message.HasField("welcome"):
             self._asked.pop(worker, None)
             self._may_finish.pop(worker, None)
+            self._absent.discard(worker)
+            if message.welcome.HasField("prepared_until"):
+                self._may_finish[worker] = message.welcome.prepared_until
             generation = message.welcome.generation
             if not message.welcome.resumed:
                 self._evicted[worker] = generation
@@ -186,12 +201,16 @@ class Checkers:
         """
         finishes = step is not None and step < self._may_finish.get(worker, 0)
         evicted, asked = self._evicted.get(worker, 0), self._asked.get(worker, 0)
-        if generation <= evicted:
+        if generation <= evicted and not finishes:
             text = f"{worker} changes its weights for ring {generation}, and was welcomed anew in {evicted}"
             self._broken("fenced", text)
         if generation < asked and not finishes:
             text = f"{worker} changes its weights for ring {generation}, and knows ring {asked}"
             self._broken("fenced", text)
+
+    def stream_ended(self, worker: str) -> None:
+        """Record the end of a worker's stream on which it was welcomed."""
+        self._broke[worker] = self.world.now
 
     def said(self, worker: str, message: ring_pb2.AttendRequest) -> None:
         """Check a message that a worker sends."""
@@ -262,6 +281,8 @@ class Checkers:
             self._check_prepared(sent, worker, body)
             if body.then_prepare.members:
                 self._ring(body.then_prepare.generation, list(body.then_prepare.members))
+        if kind == "welcome" and body.HasField("prepared_until"):
+            self._check_finishing(worker, body.prepared_until)
         if kind == "prepare":
             sent.asked = body.generation
             if body.HasField("prepared_until"):
@@ -362,7 +383,6 @@ class Checkers:
             if worker.said_bye is None and worker.protocol.generation < generation
             if self._ready.get((worker.name, generation)) == (worker.protocol.applied_step, True)
             if self._trained_in.get(worker.name, 0) == self.applied_generation
-            if self._evicted.get(worker.name, 0) < self.applied_generation
         }
         if len(set(steps.values())) > 1 and not self._has_lost:
             self._broken("one step", f"members of ring {self.applied_generation} are at {steps}")
@@ -411,7 +431,12 @@ class Checkers:
         saved = max((saved.step for saved in self.world.checkpoints if not saved.corrupt), default=-1)
         if self.pipeline is not None:
             self._check_one_step(stream, generation)
-            self._check_units_lost(self._holders_of(stream, generation, lineage), saved)
+            held = [_held_by(worker) for worker in self._holders_of(stream, generation, lineage)]
+            self._check_units_lost(held, saved)
+            newest = max((saved.step for saved in self.world.checkpoints), default=-1)
+            self._check_units_lost(
+                [*held, *self._absent_ones(lineage)], newest, "workers, some of them absent,"
+            )
             return
         for worker in self._holders_of(stream, generation, lineage):
             if worker.name != stream.worker_name and worker.protocol.applied_step > saved:
@@ -419,7 +444,7 @@ class Checkers:
                 self._broken("nothing lost", text)
 
     def _check_units_lost(
-        self, holders: Iterable[WorkerModel], saved: int, which: str = "connected workers"
+        self, holders: Iterable[tuple[int, set[int]]], saved: int, which: str = "connected workers"
     ) -> None:
         """Check a Load or a Go of a pipeline: those who hold the state hold all units of no later step.
 
@@ -427,8 +452,8 @@ class Checkers:
         """
         assert self.pipeline is not None
         held: dict[int, set[int]] = {}
-        for worker in holders:
-            held.setdefault(worker.protocol.applied_step, set()).update(worker.units)
+        for step, units in holders:
+            held.setdefault(step, set()).update(units)
         for step, units in held.items():
             if step > saved and len(units) == self.pipeline.units:
                 text = f"history goes back to step {saved}, {which} hold all units at step {step}"
@@ -441,7 +466,7 @@ class Checkers:
         members = {member.worker_id for member in go.members}
         if self.pipeline is not None:
             holders = self._holders_of(stream, go.generation, lineage)
-            inside = (one for one in holders if one.name in members)
+            inside = (_held_by(one) for one in holders if one.name in members)
             self._check_units_lost(inside, go.resume_step, "members")
             return
         for worker in self._holders_of(stream, go.generation, lineage):
@@ -474,6 +499,35 @@ class Checkers:
                 and worker.protocol.applied_step != self.lost_before
             ):
                 yield worker
+
+    def _absent_ones(self, lineage: int | None) -> Iterator[tuple[int, set[int]]]:
+        """Yield what is held by living processes whose streams broke within the return grace: step and units.
+
+        Of those that have applied a step in their last ring, from which a master knows what they hold.
+        """
+        for worker in self.workers():
+            protocol = worker.protocol
+            ring = self.rings.get(self._trained_in.get(worker.name, 0))
+            step = protocol.applied_step
+            if protocol.may_finish and step < self.prepared_until:
+                step += 1
+            if (
+                worker.name in self._absent
+                and self.world.now < self._broke[worker.name] + self.return_grace_seconds
+                and not self._has_lost
+                and worker.is_alive
+                and worker.said_bye is None
+                and protocol.holds_state
+                and worker.lineage == lineage
+                and ring is not None
+                and ring.resume_step is not None
+                and step > ring.resume_step
+                and self._trained_in[worker.name] >= self.loaded_generation
+                and protocol.history_generation in self._formed
+                and self.next_step <= step <= self.prepared_until
+                and step != self.lost_before
+            ):
+                yield step, set(worker.units)
 
     def heard(self, worker: str, message: ring_pb2.AttendRequest) -> None:
         """Record a message that a master received from a worker."""
@@ -529,6 +583,9 @@ class Checkers:
                 self._formed.add(note.generation)
                 if note.generation in self._loads:  # also of the initial state, which has no note of its own
                     self.loaded_generation, self.lost_before = note.generation, -1
+            # Not for its silence: of that a master knows before the stream ends.
+            if isinstance(note.event, WorkerLost) and note.event.why == BROKE and note.worker in self._broke:
+                self._absent.add(note.worker)
             if isinstance(note.event, RingAnnounced):
                 self._announced[note.generation] = {place.worker for place in note.event.members}
             elif isinstance(note.event, StragglerReplaced):
@@ -707,6 +764,11 @@ class Checkers:
 
     def _broken(self, checker: str, text: str) -> None:
         self.world.fail(checker, text)
+
+
+def _held_by(worker: WorkerModel) -> tuple[int, set[int]]:
+    """Return a worker's step and the units that it holds after it."""
+    return worker.protocol.applied_step, set(worker.units)
 
 
 def _short(kind: str | None, body: Any) -> str:

@@ -48,6 +48,33 @@ MUTANTS = (
         drawn_by=PIPELINES,
     ),
     Mutant(
+        "a member of a pipeline that returns is not told to apply what is prepared",
+        f"{DECISIONS}.absent_holders",
+        "    return state.steps.current\n",
+        "    return None\n",
+        drawn_by=PIPELINES,
+    ),
+    Mutant(
+        "a member of a pipeline that returns applies what it has reported, prepared or not",
+        "elastane.runtime.protocol",
+        'finishes = message.HasField("prepared_until") and self.may_finish',
+        "finishes = self.may_finish",
+        (
+            (
+                "            if finishes:\n                self._applies_until = message.prepared_until",
+                "            if finishes:\n                self._applies_until = 10**6",
+            ),
+        ),
+        drawn_by=PIPELINES,
+    ),
+    Mutant(
+        "nobody waits for units whose holder's stream has broken",
+        f"{DECISIONS}.absent_holders",
+        "    if not workers:\n        return False\n",
+        "    return False\n",
+        drawn_by=PIPELINES,
+    ),
+    Mutant(
         "a ring goes on without a unit that nobody holds",
         f"{DECISIONS}.ring",
         "return step < 0 or (state.unit_count > 0 and bool(unit_holders.missing(state, step)))",

@@ -7,7 +7,8 @@ plan        the stages of a Go have all units, each on members of the ring, the 
 sources     each unit is taken from members that hold it at the resumed step, from a checkpoint of that step,
             or at step 0 from the initial state
 one step    members of a ring have applied the same steps when they are ready, whoever died
-nothing lost    history is not given up while connected workers hold all units of a newer step
+nothing lost    history is not given up while connected workers hold all units of a newer step, or would with
+                those whose streams have just broken
 
 A planner that knows nothing proposes other stages again and again, and workers measure nonsense.
 """

@@ -162,6 +162,7 @@ class _Run:
             seed=seed,
         )
         self.checkers.pipeline = self.pipeline
+        self.checkers.return_grace_seconds = self.settings.return_grace.ToTimedelta().total_seconds()
         self.checkers.follow_up = self.cluster.follow_up
         self.checkers.workers = lambda: list(self.cluster.workers.values())
         self.clients = [

@@ -387,6 +387,8 @@ class WorkerModel:
         hello.process_started.FromNanoseconds(round(self.started_at * 1e9))
         stream.write(ring_pb2.AttendRequest(hello=hello).SerializeToString())
         end = await ended
+        if self.is_welcome:
+            self.checkers.stream_ended(self.name)
         if end is not None:
             # A job that is over may have been deleted meanwhile, as it was one of too many.
             self._finds_no_job = end.code == grpc.StatusCode.NOT_FOUND and master.deletes_jobs
@@ -437,6 +439,8 @@ class WorkerModel:
         self.notify()
 
     async def _evicted(self) -> None:
+        if self.protocol.may_finish:
+            return
         outcome = self.protocol.evict()
         self.following.stops = self.following.stops or outcome.stop_following
         self._abort()

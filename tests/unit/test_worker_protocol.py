@@ -466,6 +466,49 @@ def test_who_is_evicted_applies_nothing_more() -> None:
     assert kinds(protocol.prepare(ring_pb2.Prepare(generation=3, prepared_until=6))) == ["ready"]
 
 
+def cut_off(step: int = 5) -> WorkerProtocol:
+    """A member of a pipeline that has reported a step, and whose stream has broken."""
+    protocol = reported_in_ring(step=step)
+    protocol.units = (pipeline_pb2.UnitRange(first_unit=2, end_unit=4),)
+    return protocol
+
+
+def test_who_was_cut_off_applies_what_was_prepared_meanwhile_before_it_is_ready() -> None:
+    protocol = cut_off()
+    assert protocol.may_finish and protocol.hello().generation == 1
+    outcome = protocol.welcome(ring_pb2.Welcome(generation=2, prepared_until=6))
+    assert outcome.abort and protocol.is_decided(5) and not protocol.may_finish
+    assert not protocol.prepare(ring_pb2.Prepare(generation=2)).send
+    assert protocol.begin_apply(5)
+    ready = protocol.end_apply(5).send[0].ready
+    assert (ready.generation, ready.applied_step) == (2, 6) and ready.units
+
+
+def test_who_was_cut_off_applies_nothing_of_which_welcome_does_not_say_that_it_is_prepared() -> None:
+    for welcome in (ring_pb2.Welcome(generation=2), ring_pb2.Welcome(generation=2, prepared_until=5)):
+        protocol = cut_off()
+        protocol.welcome(welcome)
+        assert not protocol.begin_apply(5)
+        ready = protocol.prepare(ring_pb2.Prepare(generation=2)).send[0].ready
+        assert (ready.generation, ready.applied_step) == (2, 5)
+
+
+def test_who_has_answered_a_change_applies_nothing_that_a_later_welcome_says_is_prepared() -> None:
+    protocol = cut_off()
+    assert kinds(protocol.prepare(ring_pb2.Prepare(generation=2))) == ["ready"]
+    assert not protocol.may_finish
+    protocol.welcome(ring_pb2.Welcome(generation=3, prepared_until=6))
+    assert not protocol.begin_apply(5)
+
+
+def test_only_members_of_pipelines_may_finish() -> None:
+    assert not reported_in_ring(step=5).may_finish
+    begun = in_ring(step=5)
+    begun.units = (pipeline_pb2.UnitRange(first_unit=2, end_unit=4),)
+    begun.begin_step()
+    assert not begun.may_finish
+
+
 def test_ready_says_which_units_are_held() -> None:
     protocol = in_ring(step=5)
     protocol.begin_replace(1)

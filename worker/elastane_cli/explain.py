@@ -27,6 +27,7 @@ _CHANGES = (
     history.JobAutoscaled,
     history.ScaleRolledBack,
     history.StagesPlanned,
+    history.UnitsAwaited,
     history.UnitsLost,
     history.JobSuspended,
     history.JobWaiting,

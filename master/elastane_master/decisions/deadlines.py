@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elastane_master.decisions import (
+    absent_holders,
     budget,
     checkpoints,
     datasets,
@@ -61,7 +62,7 @@ def tick(ctx: DecisionContext) -> None:
                 ring.form_if_due(ctx)
         elif ring_state.stage is Stage.RUNNING:
             _running(ctx)
-        elif forgotten.expire(ctx):
+        elif forgotten.expire(ctx) or absent_holders.expire(ctx):
             ring.proceed(ctx)
         else:
             _changing(ctx)
@@ -99,8 +100,10 @@ def next_deadline(ctx: DecisionContext) -> float | None:
             deadlines.append(state.join_due)
         elif ring_state.stage is Stage.PREPARING:
             due = [_ready_due(ctx, record) for record in ring.unready(state)]
-            deadlines += due or [ring_state.since + ready_seconds(ctx)]
-            deadlines.append(state.steps.catch_up_until)
+            awaited = [state.steps.catch_up_until, absent_holders.deadline(state)]
+            # With all answers in, nothing but those who may still come can keep the ring from going.
+            deadlines += due or [max(ring_state.since + ready_seconds(ctx), *(at or 0.0 for at in awaited))]
+            deadlines += awaited
         elif ring_state.stage is Stage.LOADING:
             deadlines.append(ring_state.since + state.settings.idle_max_seconds)
     return min((deadline for deadline in deadlines if deadline is not None), default=None)

@@ -34,9 +34,12 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(Message, frozen=True, tag=True):
+    """prepared_until: a worker of a pipeline that is not resumed first applies a reported step before it."""
+
     generation: int
     resumed: bool
     reports_from: int | None = None
+    prepared_until: int | None = None
 
 
 class Prepare(Message, frozen=True, tag=True):

@@ -41,6 +41,16 @@ def believe_hello(state: JobState, event: WorkerJoined) -> bool:
     return not is_fenced(state, event.worker, event.applied_step)
 
 
+def is_claim_valid(state: JobState, event: WorkerJoined) -> bool:
+    """True if a Hello claims weights of the job's history."""
+    return (
+        event.holds_state
+        and event.history_generation in (0, state.history_generation)
+        and event.generation >= state.history_generation
+        and not is_fenced(state, event.worker, event.applied_step)
+    )
+
+
 def is_foreign(state: JobState, event: WorkerJoined) -> bool:
     """True if a worker's weights belong to a history that the store has lost."""
     return event.holds_state and event.history_generation > state.history_generation
@@ -64,6 +74,8 @@ def believe_ready(
     record.applied_step = applied_step
     record.holds_state = holds_state and not fenced
     record.units = units if record.holds_state else ()
+    record.finishes = False
+    state.pipeline.absent.pop(record.worker, None)  # it says itself what it holds
     if not fenced:
         state.fenced_claims.pop(record.worker, None)
 
@@ -73,6 +85,7 @@ def proven(state: JobState, record: WorkerRecord, applied_step: int) -> None:
     record.applied_step = applied_step
     record.holds_state = True
     record.units = unit_holders.proven(state, record.worker)
+    record.finishes = False
     state.fenced_claims.pop(record.worker, None)
 
 
@@ -81,8 +94,7 @@ def rewind(state: JobState, leader: str) -> None:
     state.history_generation = state.ring.generation
     for record in state.workers.values():
         if record.worker != leader and record.holds_state:
-            _fence(state, record.worker, record.applied_step)
-            record.holds_state = False
+            _disown(state, record)
 
 
 def go_back(state: JobState) -> None:
@@ -90,8 +102,7 @@ def go_back(state: JobState) -> None:
     state.history_generation = state.ring.generation
     for record in state.workers.values():
         if record.holds_state and record.applied_step > state.steps.whole_until:
-            _fence(state, record.worker, record.applied_step)
-            record.holds_state = False
+            _disown(state, record)
 
 
 def void(state: JobState) -> None:
@@ -122,6 +133,12 @@ def usable_step(state: JobState, record: WorkerRecord) -> int:
     if record.holds_state and state.contexts.has(record.applied_step):
         return record.applied_step
     return -1
+
+
+def _disown(state: JobState, record: WorkerRecord) -> None:
+    """Invalidate a worker's weights, whatever its next Ready says if it still applies a step."""
+    _fence(state, record.worker, ANY_STEP if record.finishes else record.applied_step)
+    record.holds_state = False
 
 
 def _fence(state: JobState, worker: str, applied_step: int) -> None:

@@ -149,7 +149,7 @@ def ring_goes(ctx: DecisionContext, resume_step: int, loaded: str | None) -> Non
         book.changed_at, book.changes = ctx.now, book.changes + 1
     elif not is_same:
         book.changes = 0
-    book.plan, book.proposed, book.finished_units = plan, None, {}
+    book.plan, book.proposed, book.finished_units, book.absent = plan, None, {}, {}
     sources: tuple[UnitSource, ...] = unit_holders.sources(state, resume_step)
     if loaded is not None:
         sources = unit_holders.stored(state, loaded)

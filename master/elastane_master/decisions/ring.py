@@ -13,6 +13,7 @@ generation.
 from __future__ import annotations
 
 from elastane_master.decisions import (
+    absent_holders,
     balance,
     checkpoints,
     cost,
@@ -193,7 +194,7 @@ def proceed(ctx: DecisionContext) -> None:
         membership.next_members(state, planned=ring.planned, by_speed=False).members, ring.members
     ):
         reform(ctx, "no member holds the state, but a worker outside the ring does")
-    else:
+    elif not absent_holders.waits(ctx):
         forgotten.give_up(ctx)
         ctx.touch()
         if best >= 0:

@@ -9,6 +9,7 @@ all of them do, the generation does not change.
 from __future__ import annotations
 
 from elastane_master.decisions import (
+    absent_holders,
     balance,
     checkpoints,
     cost,
@@ -84,6 +85,7 @@ def joined(ctx: DecisionContext, event: WorkerJoined) -> None:
         _take_signature(ctx, event)
         forgotten.notice(ctx, event)
     is_other = processes.came(state, event)
+    absent_holders.came(state, event, is_other=is_other)
     if record is not None and record.awaited and not is_other and _is_same(record, event):
         if not held_state.is_foreign(state, event):
             _returned(ctx, record, event)
@@ -111,6 +113,8 @@ def joined(ctx: DecisionContext, event: WorkerJoined) -> None:
         _admit(ctx, event.worker)
     if state.ring.put_off and state.ring.stage is not Stage.NONE and not state.awaited():
         ring.reform(ctx, state.ring.put_off)
+    if event.worker in state.pipeline.absent:
+        ring.proceed(ctx)  # it is asked what it holds
 
 
 def stream_lost(ctx: DecisionContext, event: StreamLost) -> None:
@@ -120,6 +124,7 @@ def stream_lost(ctx: DecisionContext, event: StreamLost) -> None:
         return
     ctx.note(history.WorkerLost(event.worker, "stream", event.reason))
     ctx.close(event.worker, "evicted", event.reason)
+    absent_holders.lost(ctx, record)
     was_needed = _remove(ctx, record, event.reason, counts=True)
     after_loss(ctx, was_needed, f"{event.worker} was lost: {event.reason}")
 
@@ -127,6 +132,8 @@ def stream_lost(ctx: DecisionContext, event: StreamLost) -> None:
 def exit_reported(ctx: DecisionContext, event: ExitReported) -> None:
     """Record how a worker's process ended; its death is decided by the end of its stream."""
     ctx.note(history.WorkerExited(event.worker, event.how, event.out_of_memory, event.last_words))
+    if absent_holders.exited(ctx, event.worker):
+        ring.proceed(ctx)
 
 
 def files_incomplete(ctx: DecisionContext, event: FilesIncomplete) -> None:
@@ -248,6 +255,7 @@ def master_started(ctx: DecisionContext, event: MasterStarted) -> None:
     cost.recount(state, ctx.now)
     slot_processes.master_started(ctx, event.master)
     waiting.master_started(ctx)
+    absent_holders.master_started(ctx)
     if not state.workers:
         ctx.note(history.MasterStarted(event.master))
     else:
@@ -370,7 +378,8 @@ def _returned(ctx: DecisionContext, record: WorkerRecord, event: WorkerJoined) -
     trains, reports_from = record.role == "ring", _reports_from(state, event)
     if 0 < event.generation < record.joined_generation:
         # The master before lost it and added it again. It knows of neither, and believes in its old ring.
-        ctx.send(record.worker, Welcome(record.joined_generation, False, reports_from))
+        finishes = absent_holders.applies_until(state, event)
+        ctx.send(record.worker, Welcome(record.joined_generation, False, reports_from, finishes))
     else:
         ctx.send(record.worker, Welcome(ring_state.generation, trains, reports_from))
     ctx.note(history.WorkerReturned(record.worker))
@@ -388,6 +397,7 @@ def _returned(ctx: DecisionContext, record: WorkerRecord, event: WorkerJoined) -
 def _add(ctx: DecisionContext, event: WorkerJoined) -> None:
     state = ctx.state
     state.joined_count += 1
+    finishes = absent_holders.applies_until(state, event)
     state.workers[event.worker] = WorkerRecord(
         worker=event.worker,
         session=event.session,
@@ -405,9 +415,10 @@ def _add(ctx: DecisionContext, event: WorkerJoined) -> None:
         memory_bytes=unit_seconds.memory_believed(event.memory_bytes),
         follows=event.follows,
         joined_generation=state.ring.generation,
+        finishes=finishes is not None,
     )
     cost.joined(state, state.workers[event.worker], ctx.now)
-    ctx.send(event.worker, Welcome(state.ring.generation, False, _reports_from(state, event)))
+    ctx.send(event.worker, Welcome(state.ring.generation, False, _reports_from(state, event), finishes))
     ctx.note(history.WorkerJoined(event.worker, event.role, event.host))
     if event.role == "ring":
         quarantine.receive(ctx, state.workers[event.worker])

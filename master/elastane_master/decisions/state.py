@@ -49,7 +49,9 @@ class WorkerRecord(msgspec.Struct):
     pipeline: units: held after applied_step steps, with holds_state (unit_holders.py); speed: of its device,
     0.0: not known; memory_bytes: limit of its stage, 0: not known; units_at: when these last changed
     (unit_seconds.py); links: bandwidth from other workers as last reported, in bytes per second; links_at:
-    time of that report (link_speeds.py). follows: it can follow a ring, or be followed (following.py).
+    time of that report (link_speeds.py); finishes: it has returned with a reported step that was prepared,
+    which it applies before its Ready; exited: its agent has reported the end of its process
+    (absent_holders.py). follows: it can follow a ring, or be followed (following.py).
     """
 
     worker: str
@@ -94,6 +96,8 @@ class WorkerRecord(msgspec.Struct):
     follows: bool = False
     joined_generation: int = 0
     after_est_seconds: float = 0.0
+    finishes: bool = False
+    exited: bool = False
 
     @property
     def added_seconds(self) -> float:
@@ -336,6 +340,18 @@ class UnitSeconds(msgspec.Struct, frozen=True, array_like=True):
     backward: float = 0.0
 
 
+class AbsentHolder(msgspec.Struct):
+    """A worker whose stream has broken, and which held units after `step` steps (absent_holders.py).
+
+    until: when it is no longer awaited. told: an event says that it is awaited.
+    """
+
+    step: int
+    units: tuple[UnitRange, ...]
+    until: float
+    told: bool = False
+
+
 class PipelineBook(msgspec.Struct):
     """State of a pipeline job.
 
@@ -345,7 +361,7 @@ class PipelineBook(msgspec.Struct):
     of a stage (unit_seconds.py); measurements: number of changes of these. links: last reported bandwidths by
     source and target host, in bytes per second (link_speeds.py). finished_units: of workers whose scripts
     have ended. workers_least: smallest number of workers whose memory holds the model; 0: not known
-    (stage_memory.py).
+    (stage_memory.py). absent: holders that may return, by worker (absent_holders.py).
     """
 
     plan: StagePlan | None = None
@@ -358,6 +374,7 @@ class PipelineBook(msgspec.Struct):
     finished_units: dict[str, tuple[UnitRange, ...]] = {}
     workers_least: int = 0
     overhead: UnitSeconds = UnitSeconds()
+    absent: dict[str, AbsentHolder] = {}
 
 
 class JobState(msgspec.Struct):

@@ -85,7 +85,7 @@ def held_soon(state: JobState) -> dict[str, tuple[UnitRange, ...]]:
     """
     if not state.unit_count:
         return {}
-    steps = {record.worker: _step_soon(state, record) for record in state.ring_workers()}
+    steps = {record.worker: step_soon(state, record) for record in state.ring_workers()}
     held: dict[int, set[int]] = {}
     for record in state.ring_workers():
         if steps[record.worker] >= 0:
@@ -98,10 +98,11 @@ def held_soon(state: JobState) -> dict[str, tuple[UnitRange, ...]]:
     }
 
 
-def _step_soon(state: JobState, record: WorkerRecord) -> int:
+def step_soon(state: JobState, record: WorkerRecord) -> int:
     """Return the step at which a worker will send Ready, -1 if it holds no usable state.
 
-    Members of the last ring may be a step behind, which they apply before they send Ready.
+    Members of the last ring may be a step behind, which they apply before they send Ready; so may who has
+    returned.
     """
     ring, step = state.ring, state.steps.current
     if not record.holds_state:
@@ -109,7 +110,8 @@ def _step_soon(state: JobState, record: WorkerRecord) -> int:
     is_running = ring.stage is Stage.RUNNING
     trained = ring.names() if is_running else ring.finishing
     has_answered = not is_running and record.ready_generation == ring.generation
-    if record.worker in trained and not has_answered and record.applied_step == step - 1:
+    applies = record.worker in trained or record.finishes
+    if applies and not has_answered and record.applied_step == step - 1:
         return step
     return record.applied_step if state.contexts.has(record.applied_step) else -1
 

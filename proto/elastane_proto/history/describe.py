@@ -449,6 +449,15 @@ def _(event: e.UnitsLost) -> str:
     )
 
 
+@_says(e.UnitsAwaited)
+def _(event: e.UnitsAwaited) -> str:
+    workers = " and ".join(event.workers)
+    return (
+        f"no connected worker holds {event.units} after {event.at_step} steps: {workers}, whose stream broke,"
+        f" may return for {event.seconds:.3g} s; --shadow 1 would have kept a second copy"
+    )
+
+
 @_says(e.PipelineWithout)
 def _(event: e.PipelineWithout) -> str:
     return f"the script is a pipeline, which runs without {event.options}"

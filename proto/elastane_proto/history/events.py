@@ -596,6 +596,21 @@ class UnitsLost(HistoryEvent, frozen=True):
     at_step: int
 
 
+class UnitsAwaited(HistoryEvent, frozen=True):
+    """Some units of a pipeline have no connected holder, and may come back. Written by `absent_holders`.
+
+    units: in words. at_step: as of UnitsLost. workers: held them until their streams broke. seconds: the time
+    they have to return.
+    """
+
+    kind = "units_awaited"
+    facts = ("units", "at_step", "workers", "seconds")
+    units: str
+    at_step: int
+    workers: tuple[str, ...]
+    seconds: float
+
+
 class PipelineWithout(HistoryEvent, frozen=True):
     """Options of a job that do not apply to its pipeline were turned off. Written by `pipelines`."""
 
@@ -1055,6 +1070,7 @@ AnyHistoryEvent = (
     | RingFormed
     | StagesPlanned
     | UnitsLost
+    | UnitsAwaited
     | PipelineWithout
     | CheckpointLoaded
     | HistoryRewound

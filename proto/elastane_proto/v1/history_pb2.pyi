@@ -490,6 +490,18 @@ class UnitsLost(_message.Message):
     at_step: int
     def __init__(self, units: _Optional[str] = ..., at_step: _Optional[int] = ...) -> None: ...
 
+class UnitsAwaited(_message.Message):
+    __slots__ = ("units", "at_step", "workers", "seconds")
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    AT_STEP_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    units: str
+    at_step: int
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    seconds: float
+    def __init__(self, units: _Optional[str] = ..., at_step: _Optional[int] = ..., workers: _Optional[_Iterable[str]] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class PipelineWithout(_message.Message):
     __slots__ = ("options",)
     OPTIONS_FIELD_NUMBER: _ClassVar[int]

@@ -64,6 +64,11 @@ class PipelineDriver(JobDriver):
         )
         self.do(event)
 
+    def die(self, worker: str) -> None:
+        """A process ends, as its agent reports: it will not return."""
+        self.lose(worker)
+        self.do(events.ExitReported(worker, "killed by SIGKILL"))
+
     def train(self, *workers: str, until: int = 3) -> None:
         self.form(*workers)
         self.entered()
@@ -196,7 +201,7 @@ def test_survivors_that_wait_for_more_workers_apply_it_too() -> None:
 
 def test_a_member_that_could_not_apply_takes_its_units_from_others() -> None:
     job = three(pipeline_shadows=1)
-    job.lose("c")
+    job.die("c")
     job.ready_at("a", 3)
     job.ready_at("b", 2)  # its units are at c, which is dead, and at a
     lost = job.noted("units_lost")
@@ -209,7 +214,7 @@ def test_a_member_that_could_not_apply_takes_its_units_from_others() -> None:
 
 def test_a_lost_unit_sends_all_back_to_the_newest_checkpoint() -> None:
     job = three(checkpoint_url="file:///saved")
-    job.lose("b")
+    job.die("b")
     assert job.take(effects.Prepare)["a"].prepared_until == 3
     job.ready_at("a", 3)
     job.ready_at("c", 3)

@@ -82,6 +82,7 @@ NEW = {"scaling_set", "scaled", "scale_rolled_back"} | {
     "straggler_replaced",
     "stages_planned",
     "units_lost",
+    "units_awaited",
     "pipeline_without",
     "model_registered",
     "ps_joined",

@@ -10,8 +10,8 @@ sent, nothing of generation g is ever applied.
        └────────────────────────────────────────────────────────┘
 
 In a pipeline each member holds other units, so none may be a step behind: a member that has reported a step
-which Prepare says is prepared applies it first, and then is Ready. It can, whoever has died: it reports only
-when the sums of its units are complete.
+which Prepare, or the Welcome after a broken stream, says is prepared applies it first, and then is Ready. It
+can, whoever has died: it reports only when the sums of its units are complete.
 
 Elsewhere a worker may apply a step ahead of its Prepared (`begin_ahead`) and run the next one. Until Prepared
 comes nothing of that leaves the process: `applied_step` stays, the next step's report is held back. If the
@@ -187,6 +187,14 @@ class WorkerProtocol:
             and not self.waits
             and not self._is_explained
         )
+
+    @property
+    def may_finish(self) -> bool:
+        """True if a step of a pipeline is reported of which only the master can say whether it is prepared.
+
+        A Welcome may say so, even if this worker was evicted; its sums need nobody else.
+        """
+        return bool(self.units) and self.is_running and self.step.stage is Stage.REPORTED
 
     def is_formed_early(self, change: ring_pb2.Go | ring_pb2.Prepare) -> bool:
         """True if the group that `Outcome.form` has begun is that of `change`.
@@ -384,8 +392,11 @@ class WorkerProtocol:
         if message.HasField("reports_from"):
             again = [kept for kept in self._kept if kept.step_report.step >= message.reports_from]
         if not resumed:
+            finishes = message.HasField("prepared_until") and self.may_finish
             outcome = self.evict()
             outcome.send.extend(again)
+            if finishes:
+                self._applies_until = message.prepared_until
         else:
             outcome = Outcome(send=again)
             if self.fenced > self.generation and not self._ready_waits:

@@ -447,9 +447,12 @@ class WorkerSession:
 
         Otherwise a hung script, whose session thread is healthy, would be admitted to the next ring, and
         every member would wait for it again. A process that hangs longer than `hang_seconds` exits and logs
-        where.
+        where. A reported step of a pipeline waits for the master alone: Hello is sent at once, and the next
+        Welcome says whether it is applied.
         """
         with self._changed:
+            if self.protocol.may_finish:
+                return
             self.protocol.evict()
             self._cancel_forming()
             ending = [self._transport, self._give_up_following()]

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from elastane_cli.audit import audit
+from elastane_master.decisions.absent_holders import GRACE_SECONDS_MIN
 from elastane_master.decisions.effects import Commit, Note, TaskCommit
 from elastane_master.jobs import records
 from elastane_master.servers.translate_shard import audit_entries
@@ -513,7 +514,8 @@ class Checkers:
                 step += 1
             if (
                 worker.name in self._absent
-                and self.world.now < self._broke[worker.name] + self.return_grace_seconds
+                and self.world.now
+                < self._broke[worker.name] + min(self.return_grace_seconds, GRACE_SECONDS_MIN)
                 and not self._has_lost
                 and worker.is_alive
                 and worker.said_bye is None

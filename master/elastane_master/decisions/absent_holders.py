@@ -6,7 +6,7 @@ has them. So history is not given up until
 
   it has returned, and its Ready says what it holds, or another process has come in its place, or
   its agent has reported its end, or
-  the return grace is over.
+  the return grace is over, or it has been awaited for as long as the steps took that would be run again.
 
 A process that returns may have reported a step that was prepared while it was away. It is told so in Welcome,
 and applies the step: its units would else be a step behind those of members that got Prepared.
@@ -20,6 +20,9 @@ from elastane_master.decisions.events import WorkerJoined
 from elastane_master.decisions.state import AbsentHolder, JobState, WorkerRecord
 from elastane_proto.history import events as history
 
+GRACE_SECONDS_MIN = 2.0
+"""Time in which a process returns whose stream has broken, also on a busy machine."""
+
 
 def lost(ctx: DecisionContext, record: WorkerRecord) -> None:
     """Remember what a worker holds whose stream has broken. Called before it is removed."""
@@ -31,8 +34,7 @@ def lost(ctx: DecisionContext, record: WorkerRecord) -> None:
     if not units and known is not None:  # it had returned, and was lost again before its Ready
         step, units = known.step, known.units
     if units and step >= 0:
-        until = ctx.now + state.settings.return_grace_seconds
-        absent[record.worker] = AbsentHolder(step, units, until)
+        absent[record.worker] = AbsentHolder(step, units, ctx.now + _grace_seconds(ctx))
 
 
 def exited(ctx: DecisionContext, worker: str) -> bool:
@@ -57,7 +59,7 @@ def came(state: JobState, event: WorkerJoined, *, is_other: bool) -> None:
 def master_started(ctx: DecisionContext) -> None:
     """Give absent holders the grace anew: nobody could return while there was no master."""
     for holder in ctx.state.pipeline.absent.values():
-        holder.until = ctx.now + ctx.state.settings.return_grace_seconds
+        holder.until = ctx.now + _grace_seconds(ctx)
 
 
 def applies_until(state: JobState, event: WorkerJoined) -> int | None:
@@ -112,6 +114,14 @@ def expire(ctx: DecisionContext) -> bool:
         ctx.touch()
         del absent[worker]
     return bool(late)
+
+
+def _grace_seconds(ctx: DecisionContext) -> float:
+    """Return the time to wait for a holder: at most as long as has passed since the newest checkpoint."""
+    state = ctx.state
+    saved = state.checkpoints.saved
+    since = saved[-1].saved_at if saved else state.created_at
+    return min(state.settings.return_grace_seconds, max(GRACE_SECONDS_MIN, ctx.now - since))
 
 
 def _awaited(ctx: DecisionContext) -> tuple[str, ...]:

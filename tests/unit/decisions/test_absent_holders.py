@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from job_driver import JobDriver, settings
 from test_pipelines import PipelineDriver, three
 
-from elastane_master.decisions import effects, events, unit_holders
+from elastane_master.decisions import absent_holders, effects, events, unit_holders
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.state import SavedCheckpoint
 
 GRACE_SECONDS = 10.0
 SAVED = {"checkpoint_url": "file:///saved", "return_grace_seconds": GRACE_SECONDS}
@@ -18,6 +20,7 @@ SAVED = {"checkpoint_url": "file:///saved", "return_grace_seconds": GRACE_SECOND
 def without(worker: str, **changes: Any) -> PipelineDriver:
     """A job after three steps, the last prepared, whose worker is cut off; the others have answered."""
     job = three(**(SAVED | changes))
+    job.now += 60.0
     job.lose(worker)
     for other in job.members:
         job.ready_at(other, 3)
@@ -61,6 +64,19 @@ def test_after_the_grace_all_go_back_to_the_newest_checkpoint() -> None:
     job.tick_due()
     assert job.state.ring.stage == "loading" and set(job.take(effects.Load)) == {"a"}
     assert "units 2 to 3 after 3 steps" in job.noted("units_lost")[0].reason
+
+
+def test_nobody_waits_longer_than_the_steps_took_that_would_be_run_again() -> None:
+    job = three(**SAVED)
+    job.now += 60.0
+    saved = SavedCheckpoint("step-1", 1, "file:///saved", job.now - 5.0)
+    job.machine.state.checkpoints.saved = (saved,)
+    job.lose("b")
+    assert job.state.pipeline.absent["b"].until == pytest.approx(job.now + 5.0, abs=0.1)
+    job.machine.state.checkpoints.saved = (msgspec.structs.replace(saved, saved_at=job.now),)
+    job.lose("c")
+    least = job.now + absent_holders.GRACE_SECONDS_MIN
+    assert job.state.pipeline.absent["c"].until == pytest.approx(least, abs=0.1)
 
 
 @pytest.mark.parametrize("early", [True, False])

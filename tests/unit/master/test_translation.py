@@ -269,6 +269,7 @@ PREPARE = effects.Prepare(3, (MEMBER,), "why")
 CHECKPOINT = effects.Checkpoint("c", "file:///x", 5, 0, 1, 3, (effects.ManifestEntry(0, "f", "s", 9),))
 TO_WORKER = [
     effects.Welcome(3, True),
+    effects.Welcome(3, False, 7, 9),
     PREPARE,
     effects.Load(3, "file:///x"),
     effects.Go(3, 5, (MEMBER,), (0,), (), ((0, {"rng/python": b"p"}),), (1, 0)),

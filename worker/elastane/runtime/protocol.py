@@ -391,8 +391,8 @@ class WorkerProtocol:
         again: list[ring_pb2.AttendRequest] = []
         if message.HasField("reports_from"):
             again = [kept for kept in self._kept if kept.step_report.step >= message.reports_from]
+        finishes = message.HasField("prepared_until") and self.may_finish
         if not resumed:
-            finishes = message.HasField("prepared_until") and self.may_finish
             outcome = self.evict()
             outcome.send.extend(again)
             if finishes:

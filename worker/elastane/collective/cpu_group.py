@@ -26,12 +26,12 @@ from elastane.collective.rendezvous import listen
 from elastane.collective.socket_group import SocketGroup
 from elastane.collective.socket_mesh import Interrupt, SocketMesh, SocketMeshError
 
-#: What carries the messages.
+#: Transport of the messages.
 Messages = Literal["sockets", "gloo"]
 CpuGroup = SocketGroup | GlooGroup
 
 _GLOO: Final = "gloo"
-#: How long members wait for an announcement before they look for a member that does not make any.
+#: Wait for an announcement before members check whether one of an older release is among them.
 _PATIENCE: Final = timedelta(seconds=1)
 _WARM_UP_SECONDS: Final = 30.0
 

@@ -27,19 +27,20 @@ from elastane_common.challenge import CallerChallenge, ChallengeFailedError, Hos
 from elastane_common.tcp_options import prepare
 
 GREETING: Final = b"elastane ring 1\n"
-#: Time limit of a connection that has not proved the secret, and limit of their number.
+#: Time limit for a caller to prove the secret.
 STRANGER_SECONDS: Final = 10.0
+#: Limit on connections that have not proved it yet.
 STRANGERS_MAX: Final = 256
 #: Ranks of the caller and of the member that it calls.
 _SUBJECT: Final = struct.Struct("<II")
 
 
 class SocketMeshError(RuntimeError):
-    """A member does not answer, does not know the secret, or did not come in time; or the wait was ended."""
+    """A member is unreachable, does not know the secret, or is late; or the wait was interrupted."""
 
 
 class Interrupt:
-    """Ends the forming of a mesh from another thread."""
+    """Lets another thread give up a mesh while it forms."""
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -55,7 +56,7 @@ class Interrupt:
 
 
 class _Opening:
-    """A connection whose challenge is not over. peer: whom this member has called; None: it was called."""
+    """A connection during its challenge. peer: the member that was called; None: it called this one."""
 
     def __init__(
         self, connection: socket.socket, challenge: CallerChallenge | HostChallenge, peer: int | None
@@ -207,7 +208,7 @@ class SocketMesh:
         challenge = opening.challenge
         if challenge.is_proved:
             return  # the caller already sends messages, which stay in the kernel
-        # Never more than the challenge's next message: what follows the last one belongs to the group.
+        # Never read beyond the challenge's next message: what follows the last one belongs to the group.
         part = opening.connection.recv(challenge.expected_bytes - len(opening.received))
         if not part:
             raise ChallengeFailedError("the connection ended before the secret was proved")
@@ -231,7 +232,7 @@ class SocketMesh:
         self._open[peer] = opening.connection
 
     def _until_next(self) -> float:
-        """Return the seconds until the next stranger's time is up."""
+        """Return the seconds until the next stranger is disconnected."""
         strangers = (one.since for one in self._opening.values() if one.peer is None)
         return max(0.0, next(strangers, time.monotonic()) + STRANGER_SECONDS - time.monotonic())
 

@@ -132,7 +132,7 @@ def test_what_is_said_in_a_members_name_ends_the_connection(store: RendezvousSto
 def test_a_ring_meets_by_its_secret_listens_at_its_own_address_alone_and_a_stranger_breaks_nothing(
     store: RendezvousStore, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
-    """Tried from outside: the ports of the ring's members, too, while they are open."""
+    """A stranger also tries the ports of the ring's members, while these are open."""
     before = _listening()
     opened, connect = [], cpu_group.SocketMesh.connect
 

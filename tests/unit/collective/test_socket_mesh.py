@@ -128,7 +128,7 @@ def test_a_stranger_that_sends_byte_by_byte_is_ended_in_time(monkeypatch):
     first = Member(listeners[0], places, 0)
     stranger = _dial(places[0])
     began = time.monotonic()
-    for byte in GREETING:  # the beginning of a challenge, of which nothing is wrong
+    for byte in GREETING:  # a challenge that begins as it should
         with suppress(ConnectionResetError, BrokenPipeError):
             stranger.sendall(bytes([byte]))
         time.sleep(0.01)

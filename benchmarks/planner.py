@@ -27,11 +27,11 @@ from pipeline_instances import (
     reference_topologies,
     servers,
 )
+from plan_oracle import best_order, best_plan, least_step_seconds
 
 from elastane_planner.costs import Costs
 from elastane_planner.device_order import device_order
 from elastane_planner.errors import InvalidRequest
-from elastane_planner.oracle import best_order, best_plan, least_step_seconds
 from elastane_planner.pipedream import coalesced, read_graph
 from elastane_planner.planner import EXHAUSTED_MAX, make_plan
 from elastane_planner.simulate import step_seconds

@@ -36,7 +36,7 @@ SESSIONS_A_PROCESS = 2_500
 LEAD_SECONDS = 1.0
 """Pause between the last Go and the first step, so that work left from forming the ring is not measured."""
 GENERATOR_DRAWS = (10, 100)
-"""Values drawn a step from Python's and from torch's generator, as in augmentation of samples."""
+"""Values drawn per step from Python's and from torch's generator, as by augmentation of samples."""
 MEBIBYTE = 2**20
 BENDS = (
     "the master's one thread is busy for longer than the step lasts: docs/scaling.md has what a message costs"
@@ -47,7 +47,8 @@ BENDS = (
 class Case:
     """One case. sessions: number of workers. changed: parts of the context (of 3) sent each step.
 
-    draws: the parts are Python's and torch's generators, with so many draws a step, sent in this form.
+    draws: number of values drawn per step from Python's and torch's generators, whose states are the parts;
+    0: the parts are random bytes. form: how the states are sent.
     """
 
     sessions: int

@@ -141,12 +141,13 @@ class Group:
         sizes = (size // 2, size // 4, size - size // 2 - size // 4)
         self.parts = [[draw.randbytes(length) for length in sizes] for _ in range(2)]
         self.changed = changed
-        #: Of all ESTs, at the start of each step, and by step what is sent of them; None: parts are random.
+        #: Generator states at the start of each step, the same for all ESTs; None: parts are random bytes.
         self.states: list[dict[str, bytes]] | None = None
+        #: What is sent of them, by step.
         self.deltas: list[common_pb2.EstContext] = []
 
     def draw(self, draws: int, steps: int, form: str) -> None:
-        """Make real generators' states of all steps. form: "whole" or "positions"."""
+        """Compute the states of real generators for all steps. form: "whole" or "positions"."""
         assert form in ("whole", "positions"), form
         engine = random.Random(1)
         engine.getrandbits(32)
@@ -169,7 +170,7 @@ class Group:
             self.deltas.append(delta)
 
     def drawn_body(self, generation: int, ranks: range, step: int) -> bytes:
-        """Serialize a StepReport with the states that the generators have after it."""
+        """Serialize the StepReport of a step, with the generators' states after it."""
         report = ring_pb2.StepReport(generation=generation)
         for rank in ranks:
             context = report.contexts.add()

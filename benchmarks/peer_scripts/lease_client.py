@@ -78,7 +78,7 @@ async def stream() -> None:
     sent: collections.deque[float] = collections.deque()
 
     async def send(*held: list[shard_pb2.TaskReport]) -> None:
-        """Send one request for each, in one message, as our client does with those that wait to be sent."""
+        """Send one request each in a single message, as Elastane's client does with queued ones."""
         sent.extend([time.perf_counter()] * len(held))
         requests = [request(one) for one in held]
         await calls.write(

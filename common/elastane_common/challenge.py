@@ -32,8 +32,8 @@ class ChallengeFailedError(Exception):
 class CallerChallenge:
     """Caller's side. greeting: names the protocol. subject: what the connection is for, sent in clear.
 
-    context: known to both ends and not sent, so that a proof counts for nothing else. Send `opening`, then
-    pass `hear` each message of `expected_bytes` and send what it returns, until `is_proved`.
+    context: known to both ends and never sent; a proof is valid for this context only. Send `opening`, then
+    pass each message of `expected_bytes` to `hear` and send what it returns, until `is_proved`.
     """
 
     def __init__(self, greeting: bytes, secret: bytes, subject: bytes = b"", context: bytes = b"") -> None:
@@ -61,7 +61,7 @@ class CallerChallenge:
 class HostChallenge:
     """Host's side; arguments as for `CallerChallenge`.
 
-    accepts: given the caller's subject, of `subject_bytes`, says whether such a caller is awaited.
+    accepts: returns True if a caller with this subject, of `subject_bytes` bytes, is expected.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class HostChallenge:
         bound = self.subject + self._context
         if not hmac.compare_digest(message, _proof(self._secret, b"caller", self._nonces, bound)):
             raise ChallengeFailedError("a caller does not know the secret")
-        self._check_awaited()  # another one may have come with the same subject meanwhile
+        self._check_awaited()  # another caller may have proved the same subject meanwhile
         self.expected_bytes = 0
         self.is_proved = True
         return _proof(self._secret, b"server", self._nonces, bound)

@@ -24,20 +24,21 @@ Message = TypeVar("Message", bound=protobuf.Message)
 Answer = TypeVar("Answer")
 
 TOGETHER_MAX = 32
-"""Limit of requests in one message: the master begins with the first ones while others are on their way."""
+"""Limit on requests in one message: the master begins with the first while others are still on their way."""
 TOGETHER_BYTES_MAX = 64 * 1024
-"""Limit of the size of such a message; a larger request has one of its own."""
+"""Size limit of such a message; a larger request is sent by itself."""
 
 
 class RequestStream(Generic[Message, Answer]):
-    """Messages of one rpc that streams both ways, and their answers, in order.
+    """Messages of one bidirectional streaming rpc and their answers, in order.
 
-    stub, method: of the rpc. answers_of: returns the answers in one message of the master. together: makes
-    one message of several, of those that wait to be sent, if the master says (`reads_more` in its first
-    answer) that it reads such messages. one_by_one: gets the answer from a master that is older than the rpc.
-    silence_seconds: time limit of an answer from a connected master; wait_seconds: the part of it for which
+    stub, method: of the rpc. answers_of: returns the answers in a message from the master. together: merges
+    messages that are waiting to be sent into one; used only if the master reads such messages (`reads_more`
+    in its first answer). one_by_one: gets an answer from a master that does not have the rpc yet.
+    silence_seconds: time limit for an answer from a connected master; wait_seconds: the part of it for which
     the master may hold an answer back. waiting: unanswered messages, oldest first. reads_ahead: a thread
-    reads answers as they come, so that `ready` can say that there is one. Used from one thread; `close` it.
+    reads answers as they arrive, so that `ready` can tell whether there is one. Used from one thread; `close`
+    it.
     """
 
     def __init__(
@@ -139,10 +140,10 @@ class RequestStream(Generic[Message, Answer]):
 
 
 class _Outgoing(Generic[Message]):
-    """Messages on their way to the thread that sends those of one call.
+    """Queue of messages for the thread that sends those of one call.
 
-    joins: messages that are there when that thread takes one are sent together with it. So a client that is
-    faster than its connection sends fewer messages, and none waits for others.
+    joins: whatever is queued when that thread takes a message is sent together with it. So a client that is
+    faster than its connection sends fewer messages, and no message waits for others.
     """
 
     def __init__(self, together: Callable[[Sequence[Message]], Message]) -> None:
@@ -154,11 +155,11 @@ class _Outgoing(Generic[Message]):
         self._queue.put(message)
 
     def end(self) -> None:
-        """End the iteration, and with it the sending thread, behind the messages so far."""
+        """End the iteration, and with it the sending thread, after the messages queued so far."""
         self._queue.put(None)
 
     def __iter__(self) -> Iterator[Message]:
-        held: list[Message | None] = []  # taken from the queue, but not to go with those before it
+        held: list[Message | None] = []  # taken from the queue, but sent after the messages before it
         while (first := held.pop() if held else self._queue.get()) is not None:
             messages, size_bytes = [first], first.ByteSize()
             while self.joins and len(messages) < TOGETHER_MAX and not self._queue.empty():

@@ -20,10 +20,10 @@ import msgspec
 from elastane_planner.cluster import Cluster
 from elastane_planner.costs import Costs
 from elastane_planner.device_order import device_order, groups
+from elastane_planner.enumeration import plans
 from elastane_planner.errors import Disconnected, InvalidPlan, InvalidRequest, PlanError, TooFewStages
 from elastane_planner.memory import MODES, MemoryNeeds, Misfit, Need
 from elastane_planner.migration import choose, holdings, migration
-from elastane_planner.oracle import plans
 from elastane_planner.partition import OPERATIONS_MAX, Fits, Grain, grains, operations, partitions
 from elastane_planner.plan import Plan, Stage
 from elastane_planner.profile import Profile

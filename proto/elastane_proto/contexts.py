@@ -53,7 +53,7 @@ def context_to_proto(
 ) -> common_pb2.EstContext:
     """Return the wire form of one context, or with `delta` of its changed parts. Raises ValueError.
 
-    positions: of a delta: generators that are not in `parts`, by name.
+    positions: for a delta: positions of generators, by name, in place of their `parts`.
     """
     message = common_pb2.EstContext()
     fill_context(message, virtual_rank, step, parts, delta=delta)
@@ -124,7 +124,7 @@ def positions_from_proto(message: common_pb2.EstContext) -> dict[str, GeneratorP
 
 
 def parts_from_proto(message: common_pb2.EstContext) -> Parts:
-    """Return the parts of a context or delta that are whole, for who reads `positions_from_proto`, too."""
+    """Return the parts of a context or delta that are sent whole; the others: `positions_from_proto`."""
     parts = _rng_parts("rng/", message.rng) if message.HasField("rng") else {}
     if message.HasField("loader"):
         loader = message.loader

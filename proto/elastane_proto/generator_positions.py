@@ -18,7 +18,7 @@ import msgspec
 
 
 class PositionError(ValueError):
-    """A position is not one in the block that the given state has."""
+    """The position does not belong to the given state's block of words."""
 
 
 class GeneratorPosition(msgspec.Struct, frozen=True, array_like=True):

@@ -29,7 +29,7 @@ RANKED: Final = EVERY - {Framework.ELASTANE}
 
 
 class Variable(NamedTuple):
-    """One row of the table. frameworks: which of them get it."""
+    """One row of the table. frameworks: those whose ranks get it."""
 
     name: str
     frameworks: frozenset[Framework]

@@ -26,8 +26,8 @@ class WorkerSpeed:
 
     ests: hosted now. generation, ring_workers: its ring, and the number of workers in it. est_seconds,
     est_spread_seconds: of one EST's part of a step, over est_steps steps. ring_step_seconds: of a whole step
-    in this ring, over ring_steps. ests_max: for which there is memory; 0: not known. after_est_seconds: of
-    the script's code after each EST's part.
+    in this ring, over ring_steps. ests_max: number of ESTs that fit into memory; 0: not known.
+    after_est_seconds: of the script's code after each EST's part.
     """
 
     device_type: str
@@ -52,8 +52,8 @@ class WorkerSpeed:
 class DeviceSpeed:
     """One device type of the job: seconds of an EST's part of a step, and the data behind them.
 
-    ests_max: for which each of its workers has memory; 0: not known. after_est_seconds: of the script's code
-    after an EST's part.
+    ests_max: number of ESTs that fit into a worker's memory; 0: not known. after_est_seconds: of the script's
+    code after an EST's part.
     """
 
     device_type: str
@@ -93,7 +93,7 @@ class JobPlan:
 
     device: the type that further workers are taken to be of; None: nothing was measured yet.
     devices: all types. workers: of the present ring. step_seconds: measured in it; None: not yet.
-    rest_seconds: part of it that no EST adds. rungs: by number of workers.
+    rest_seconds: part of it that does not depend on the ESTs. rungs: by number of workers.
     """
 
     ests: int

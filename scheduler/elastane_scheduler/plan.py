@@ -225,11 +225,6 @@ class Shape:
             missing -= more
         return tuple(taken) if missing <= 0 else None
 
-    def slowest_within(self, seconds: float) -> int | None:
-        """Return the index of the longest level within `seconds`, or None."""
-        found = [i for i, (value, _) in enumerate(self.levels) if value <= seconds * (1 + TOLERANCE)]
-        return found[-1] if found else None
-
     def widest(self, free: Counts, prices: Sequence[float]) -> Counts | None:
         """Return the devices of `free` with which a step is fastest; among equals few, then cheap ones.
 
@@ -260,67 +255,6 @@ class Shape:
             self.peer_seconds,
             self.workers_max,
         )
-
-
-def step_time(
-    ests: int, est_seconds: Sequence[float], devices: Counts, limits: Sequence[int] | None = None
-) -> float:
-    """Return the least T in which `devices` can run `ests` ESTs, without the exchange; infinite if they
-    cannot.
-
-    est_seconds, devices, limits: for each device type. Raises InvalidSettings for amounts out of range.
-    """
-    shape = Shape(ests, tuple(est_seconds), tuple(limits or ()))
-    level = shape.level(devices)
-    return math.inf if level is None else shape.levels[level][0]
-
-
-def fewest_cheapest(shape: Shape, level: int, devices: Counts, prices: Sequence[float]) -> Counts | None:
-    """Return the fewest of `devices` that reach a level and, of these, the cheapest; exact. None if none do.
-
-    Ties of the price are broken in favour of the types that come first.
-    """
-    if len(shape.groups) > 1:
-        bound = [shape.bound_to(group[0]) for group in shape.groups]
-        alone = [
-            fewest_cheapest(one, level_of, devices, prices)
-            for one in bound
-            if (level_of := one.slowest_within(shape.levels[level][0])) is not None
-        ]
-        found = [chosen for chosen in alone if chosen is not None]
-        return min(found, key=lambda chosen: (sum(chosen), _price(chosen, prices)), default=None)
-    capacities = shape.levels[level][1]
-    most = sorted(
-        (c for c, n in zip(capacities, devices, strict=True) for _ in range(min(n, shape.ests))), reverse=True
-    )
-    total = count = 0
-    while (total < shape.ests or count < shape.workers_min) and count < len(most):
-        total += most[count]
-        count += 1
-    if total < shape.ests or count < shape.workers_min or count > (shape.workers_max or count):
-        return None
-    best: tuple[float, Counts] | None = None
-    for chosen in _spread(devices, count):
-        if sum(n * c for n, c in zip(chosen, capacities, strict=True)) >= shape.ests:
-            price = _price(chosen, prices)
-            if best is None or price < best[0] - TOLERANCE * best[0]:
-                best = (price, chosen)
-    return None if best is None else best[1]
-
-
-def _price(devices: Counts, prices: Sequence[float]) -> float:
-    return sum(n * p for n, p in zip(devices, prices, strict=True))
-
-
-def _spread(devices: Counts, count: int) -> list[Counts]:
-    """Return every choice of `count` devices by type, most of the first type first."""
-    if len(devices) == 1:
-        return [(count,)] if count <= devices[0] else []
-    return [
-        (first, *rest)
-        for first in range(min(devices[0], count), -1, -1)
-        for rest in _spread(devices[1:], count - first)
-    ]
 
 
 def ladder(ests: int) -> tuple[int, ...]:

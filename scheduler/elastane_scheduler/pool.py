@@ -22,11 +22,6 @@ def common(one: Counts, other: Counts) -> Counts:
     return tuple(map(min, one, other))
 
 
-def within(counts: Counts, limit: Counts) -> bool:
-    """Return whether `limit` has all devices of `counts`."""
-    return all(count <= most for count, most in zip(counts, limit, strict=True))
-
-
 @dataclass(frozen=True)
 class Pool:
     """Devices that policies may allocate.

@@ -77,14 +77,3 @@ def ranges(counts: Sequence[int]) -> list[Range]:
         found.append((first, first + count))
         first += count
     return found
-
-
-def moved(before: Sequence[Range | None], after: Sequence[Range]) -> int:
-    """Return how many ESTs have another seat than before."""
-    total = sum(end - first for first, end in after)
-    held = [*before, *[None] * (len(after) - len(before))]
-    return total - sum(
-        max(0, min(end, old[1]) - max(first, old[0]))
-        for (first, end), old in zip(after, held, strict=True)
-        if old
-    )

@@ -11,24 +11,14 @@ chosen so that the shares of `ps-0` to `ps-7`, in any number, are within 28 % of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
-
-import msgspec
 
 from elastane_shards.errors import InvalidRequest
 from elastane_slots.mixing import drawn, text_key
 
 #: Must never change: slots would move.
 _PURPOSE: Final = "process 2357"
-
-
-class Move(msgspec.Struct, frozen=True):
-    """A slot whose owner changes."""
-
-    slot: int
-    source: str
-    target: str
 
 
 def ranking(slot: int, processes: Iterable[str]) -> list[str]:
@@ -45,15 +35,6 @@ def holders(slots: int, processes: Iterable[str], copies: int = 1) -> tuple[tupl
         raise InvalidRequest(f"{copies} copies of a slot", copies=copies)
     names = sorted(set(processes))
     return tuple(tuple(ranking(slot, names)[:copies]) for slot in range(slots))
-
-
-def moves(before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> list[Move]:
-    """Return the slots whose owner differs between two results of `holders` of equal length."""
-    return [
-        Move(slot, old[0], new[0])
-        for slot, (old, new) in enumerate(zip(before, after, strict=True))
-        if old and new and old[0] != new[0]
-    ]
 
 
 def _weight(slot: int, process: str) -> int:

@@ -22,9 +22,9 @@ ESTS, BATCH, PER_EPOCH, EPOCHS = 4, 4, 100, 9
 BUSY_SECONDS, AFTER_SECONDS = 0.02, 0.06
 SLOW = "w1"
 STEPS = 40
-"""Steps in which a worker that computed at a third of the usual rate would long be called a straggler."""
+"""Steps after which a worker that computes at a third of the usual rate has long been called a straggler."""
 TOLERANCE = 0.25
-"""Of a predicted step: what the mistake looked for would make of it is a factor of three."""
+"""Tolerance of a predicted step; the error that is looked for would be a factor of three."""
 ARGUMENTS = [str(SCRIPT), "--seed", "3", "--size", str(ESTS * BATCH * PER_EPOCH), "--batch-size", str(BATCH)]
 ARGUMENTS += ["--epochs", str(EPOCHS)]
 
@@ -40,7 +40,7 @@ def stragglers(job: job_pb2.Job) -> set[str]:
 
 
 def planned(cluster: LocalCluster) -> dict[int, float]:
-    """Return the seconds of a step with other numbers of workers, as `elastane plan` tells them."""
+    """Return the seconds of a step that `elastane plan` predicts for other numbers of workers."""
     words = ["plan", cluster.job, "--all", "--json"]
     found = CliRunner().invoke(build_app(), words, env={"ELASTANE_MASTER": cluster.addresses})
     assert found.exit_code == 0, found.output
@@ -64,7 +64,7 @@ def test_only_a_slow_worker_is_a_straggler_and_plans_count_code_after_steps(tmp_
     with local_cluster(tmp_path / "elastic", settings, ARGUMENTS, environment=environment) as cluster:
 
         def trains(*ests: int) -> job_pb2.Job:
-            """Wait until members host so many ESTs, and for STEPS steps of theirs without a straggler."""
+            """Wait until the members host so many ESTs, and then for STEPS steps without a straggler."""
             formed = cluster.wait_for(lambda job: sizes(job) == list(ests), what=f"ranges {ests}")
             end = formed.step + STEPS
             job = cluster.wait_for(

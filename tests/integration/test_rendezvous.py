@@ -132,15 +132,15 @@ def test_what_is_said_in_a_members_name_ends_the_connection(store: RendezvousSto
 def test_a_ring_meets_by_its_secret_listens_at_its_own_address_alone_and_a_stranger_breaks_nothing(
     store: RendezvousStore, monkeypatch: pytest.MonkeyPatch, messages: Messages
 ) -> None:
-    """Tried from outside: the ports of the ring's members, too, while they are open."""
+    """A stranger also tries the ports of the ring's members, while these are open."""
     before = _listening()
-    opened, built = [], cpu_group.connect_members
+    opened, connect = [], cpu_group.SocketMesh.connect
 
-    def connect(*arguments):
+    def watched(mesh):
         opened.extend(_listening() - before)
-        return built(*arguments)
+        return connect(mesh)
 
-    monkeypatch.setattr(cpu_group, "connect_members", connect)
+    monkeypatch.setattr(cpu_group.SocketMesh, "connect", watched)
     rings = in_threads(3, lambda rank: _form(store, rank, 3, group_secret(KEY, group_of(7)), messages))
     opened += _listening() - before
     assert opened

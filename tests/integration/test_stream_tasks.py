@@ -135,7 +135,7 @@ async def test_each_request_of_a_message_is_answered_as_if_it_had_its_own(
         shard_pb2.REPORT_OUTCOME_ACCEPTED,
     ]
     assert [task.index for answer in answers for task in answer.response.tasks] == [2, 3]
-    again = shards.StreamTasks()  # a repeated one has its answer again, whatever message it comes in
+    again = shards.StreamTasks()  # a repeated request gets the same answer, whichever message it is in
     await again.write(request(2, twice, unanswered=63))
     assert (await again.read()).response == answers[0].response
     await again.write(_together(request(3, twice, unanswered=63), last))

@@ -20,7 +20,7 @@ from elastane_master.decisions.runs.spec import CodeRef, RunSpec
 from elastane_master.runs import run_server
 from elastane_master.security.tokens import Principal, Quotas
 from elastane_master.servers import callers
-from elastane_master.servers.training_service import submit
+from elastane_master.servers.run_submission import submit
 from elastane_master.store.errors import Damage, JobDamaged
 from elastane_master.store.keys import RUNS, RUNS_STORED_KEY, JobKeys
 from elastane_master.store.log import JobLog

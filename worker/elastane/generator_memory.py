@@ -28,7 +28,6 @@ else:
 WORDS: Final = 624
 _WORD_BYTES: Final = 4 * WORDS
 _HEAD: Final = object.__basicsize__
-_INDEX: Final = struct.Struct("<i")
 _FLAG: Final = struct.Struct("<i")
 _VALUE: Final = struct.Struct("<d")
 _NO_GAUSSIAN: Final = struct.pack("<Bd", 0, 0.0)

@@ -1,7 +1,7 @@
 """Copies the log of one container into the segments of a rank's log, and records the container's end.
 
-Engines have no offsets: a log is read from its beginning, and what the file has already is skipped. So
-nothing is written twice or missed, whoever wrote what is there, and whenever that one was killed.
+Engines have no offsets: a log is read from its beginning, and the bytes that the file already has are
+skipped. So nothing is written twice or missed, even if the process that wrote them was killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elastane_runner.rank_labels import returncode
 
 PAUSE_SECONDS_MIN: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
-#: Refusals to show a log, after which that of a container that has ended is done without.
+#: Failed reads after which the rest of an ended container's log is given up.
 LOG_TRIES: Final = 5
 
 
@@ -91,8 +91,8 @@ class ContainerLog:
     def collect(self, *, gives_up: bool = False) -> End | None:
         """If the container has ended, copy the rest of its log and record its end; None if it runs.
 
-        gives_up: do without the rest of the log if the engine refuses it. Raises EngineError if the engine
-        cannot be asked.
+        gives_up: record the end without the rest of the log if the engine refuses it. Raises EngineError if
+        the engine cannot be asked.
         """
         try:
             state = self._client.state(self._container)

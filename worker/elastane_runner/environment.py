@@ -1,8 +1,8 @@
 """The environment of each rank of a run, filled by pure functions.
 
 A rank gets the variables of its framework (`rank_variables.VARIABLES`), all parameters as one JSON
-object, and each parameter by its name. A parameter never replaces a variable of the table: it is refused,
-and so is what a process cannot be started with. docs/training-environment.md is the table for users.
+object, and each parameter by its name. A parameter with the name of a variable of the table is refused, and
+so is one that no process can be started with. docs/training-environment.md is the table for users.
 """
 
 from __future__ import annotations

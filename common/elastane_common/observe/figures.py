@@ -28,8 +28,8 @@ class WorkerFigures:
     prepared_wait_seconds: from then until the master lets the step be applied. data_wait_seconds: waiting for
     batches. ring_change_seconds: from Go until the ring trains, hand-over included. device_type and all that
     follow it: written by `StepSpeed`, in a pipeline by `PipelineSpeed`; cpu_seconds, resident_bytes, gpu_use,
-    gpu_bytes: by `ResourceUse`, with each heartbeat. steps_ahead: applied
-    before their Prepared came; steps_undone: those of them that were lost.
+    gpu_bytes: by `ResourceUse`, with each heartbeat. steps_ahead: applied before their Prepared came;
+    steps_undone: the steps among them that were lost.
     """
 
     step: int = 0

@@ -69,12 +69,11 @@ class ChildProcess:
     """A child process that cannot outlive the thread that started it.
 
     name: passed to `on_line`. command: the program and its arguments. on_line(name, stream, text): called
-    for each line of output, from the child's thread. on_bytes(name, stream, data): called before it with the
-    bytes as they were read, and with none at the end of a stream. log: a file to which output is appended
-    instead.
-    on_exit(child, status): called once, from the child's thread, after the last line. death_signal: the
-    signal that the kernel sends the child when the parent ends. listens: it has a standard input, to which
-    `tell` writes; else that is empty.
+    for each line of output, from the child's thread. on_bytes(name, stream, data): called before `on_line`
+    with the bytes as read, and with b"" at the end of a stream. log: file to which output is appended
+    instead. on_exit(child, status): called once, from the child's thread, after the last line. death_signal:
+    the signal that the kernel sends the child when the parent ends. listens: it has a standard input, to
+    which `tell` writes; else that is empty.
     """
 
     def __init__(

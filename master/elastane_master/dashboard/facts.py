@@ -130,9 +130,9 @@ class JobFacts:
     #: Newest first, and restarts of the master after all others; the number of further ones in `notes`.
     incidents: tuple[Incident, ...]
     incidents_left_out: int
-    #: By the number of an incident's event: what it cost, where steps were committed before and after it.
+    #: Costs of incidents by the number of their event; only where steps were committed before and after.
     costs: dict[int, Cost]
-    #: None: no step followed another yet.
+    #: None until two consecutive steps have been committed.
     step_times: StepTimes | None
     #: The first ones by name.
     curves: dict[str, list[Bucket]]

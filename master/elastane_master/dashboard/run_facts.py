@@ -24,7 +24,8 @@ from elastane_master.decisions.runs.views import RunnerView, RunView
 from elastane_master.runs.run_server import RunServer
 from elastane_master.runs.service import TrainingRuns
 from elastane_master.servers.errors import REFUSALS, as_rejection
-from elastane_master.servers.training_service import stream_log, unknown_run
+from elastane_master.servers.run_logs import stream_log
+from elastane_master.servers.visible_runs import unknown_run
 from elastane_proto.v1 import training_pb2
 
 WAITING_SHOWN: Final = 100

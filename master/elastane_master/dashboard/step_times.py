@@ -13,9 +13,9 @@ _QUANTILES: Final = (0.5, 0.95, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Rows from the first to the last that has steps. count: of all steps. mean_seconds: of all.
+    """The rows from the first to the last range with steps. count, mean_seconds: over all steps.
 
-    quantiles: percent of the steps, and the bound that they keep ("0.1 s").
+    quantiles: percentages of the steps, each with a time that these did not exceed ("0.1 s").
     """
 
     count: int
@@ -35,7 +35,7 @@ class StepTimesRow:
 
 
 def step_times(found: Distribution) -> StepTimes | None:
-    """Return what is shown of a histogram of seconds; None without observations."""
+    """Return the table for a histogram of seconds; None without observations."""
     ends = [end for end, _ in found.buckets]
     upto = [int(count) for _, count in found.buckets]
     counts = [count - before for count, before in zip(upto, [0, *upto], strict=False)]

@@ -43,7 +43,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """Capacity of a worker. est_seconds: that each EST adds to a step. ests_max: that it has memory for."""
+    """Capacity of a worker. est_seconds: added to a step by each EST. ests_max: that fit into its memory."""
 
     est_seconds: float
     ests_max: int

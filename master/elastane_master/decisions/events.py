@@ -91,7 +91,7 @@ class Signature(msgspec.Struct, frozen=True):
 class ContextDelta(msgspec.Struct, frozen=True):
     """Parts of one EST's context that changed in a step (or all of them: `delta` False).
 
-    positions: of a step report's delta: generators whose words are those of the context before.
+    positions: only in the delta of a step report: generators whose words are those of the context before.
     """
 
     virtual_rank: int

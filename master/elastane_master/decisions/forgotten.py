@@ -142,7 +142,7 @@ def restore(ctx: DecisionContext) -> None:
             break
         try:
             after = state.contexts.after(step, (delta for part in parts for delta in part.contexts))
-        except Rejection:  # brought to another context than the store has: the step is not whole
+        except Rejection:  # relative to another context than the stored one: the step is incomplete
             break
         least = parts[0].generation
         state.contexts.put(step + 1, [after[rank] for rank in sorted(after)])

@@ -137,7 +137,7 @@ def exit_reported(ctx: DecisionContext, event: ExitReported) -> None:
 
 
 def files_incomplete(ctx: DecisionContext, event: FilesIncomplete) -> None:
-    """Record that files with workers' output lack some of it."""
+    """Record that workers' log files are incomplete."""
     ctx.note(history.LogFilesIncomplete(event.host, event.location, event.why))
 
 

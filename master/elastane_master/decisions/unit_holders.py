@@ -1,8 +1,8 @@
 """Holders of a pipeline's units, and the sources from which a ring's members get them.
 
 A worker holds weights and optimizer state of its stages' units, after the steps that it has applied. Each
-Ready lists them; between two Readys they follow from the plan of the ring in which it has proven, by a step,
-that it has its state. All members of a ring are at the same step (see `prepared_until` in ring.proto), so a
+Ready lists them; between two Readys they follow from the plan of its ring, once a step there has proven that
+it has its state. All members of a ring are at the same step (see `prepared_until` in ring.proto), so a
 unit is lost only with its last holder: then all go back to a checkpoint.
 """
 

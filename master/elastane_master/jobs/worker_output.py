@@ -20,7 +20,7 @@ from elastane_master.signals import Signal
 WORKER_OVERHEAD_BYTES: Final = 500
 """Counted for each worker beside its lines, so that workers without any are bounded, too."""
 AGENTS_REMEMBERED: Final = 1000
-"""Of those whose files are incomplete: the latest."""
+"""Limit on remembered agents with incomplete files; the latest are kept."""
 LINES_AT_ONCE: Final = 200
 """Lines of one piece for a reader."""
 
@@ -143,7 +143,7 @@ class WorkerOutputs:
         return True
 
     def files_incomplete(self, agent: str) -> bool:
-        """Record that an agent's files lack output; False if it is known already."""
+        """Record that an agent's files lack output; False if that is known already."""
         is_new = agent not in self._incomplete
         if is_new:
             self._incomplete.append(agent)

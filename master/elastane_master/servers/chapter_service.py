@@ -8,7 +8,8 @@ from __future__ import annotations
 from elastane_master.decisions.runs import chapter, views
 from elastane_master.runs.service import TrainingRuns
 from elastane_master.servers.binding import Context
-from elastane_master.servers.training_service import run_of, submit, unknown_run
+from elastane_master.servers.run_submission import submit
+from elastane_master.servers.visible_runs import run_of, unknown_run
 from elastane_proto.training import training_service_pb2 as chapter_pb2
 
 

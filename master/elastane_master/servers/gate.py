@@ -398,11 +398,11 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return grpc.stream_stream_rpc_method_handler(behaviour, None, handler.response_serializer)
 
     async def _counted(self, call: _Call, messages: Any) -> AsyncIterator[Any]:
-        """Yield a stream whose messages have requests, each in its caller's name as of now.
+        """Yield the messages of a stream, counting their requests; each looks up the caller's token.
 
-        Raises Rejection at the place of a request beyond the quota.
+        Raises Rejection in place of the first request beyond the quota.
         """
-        counted = 1  # the first one, with the call
+        counted = 1  # the first request was counted with the call
         async for message in messages:
             caller = self._tokens.owner(call.digest)
             refusal = self._count(caller, message, counted)
@@ -414,9 +414,9 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 raise refusal
 
     def _count(self, caller: Principal, message: Any, counted: int) -> Rejection | None:
-        """Count the requests in a message, apart from the first `counted`; return the refusal of the rest.
+        """Count the requests in a message, except the first `counted`, and remove those beyond the quota.
 
-        The rest, beyond the quota, is cut off. Raises the refusal if it is all of them.
+        Return their refusal, None if there are none. Raises it if no request is left.
         """
         now = asyncio.get_running_loop().time()
         requests = 1 if isinstance(message, Malformed) else 1 + len(message.more)

@@ -97,7 +97,7 @@ class ShardServicer:
 
         def taken(request: shard_pb2.LeaseTasksRequest) -> Begun:
             nonlocal job
-            if job is not None and request.job != job:  # what the caller may do was asked for the first one's
+            if job is not None and request.job != job:  # rights were checked for the first one's
                 raise Rejection(
                     "invalid_argument",
                     f"a stream serves one job: this one serves {job[:80]!r}",

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from functools import partial
 from typing import cast
-
-import msgspec
 
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs import views
 from elastane_master.decisions.runs.events import (
     AnyRunsEvent,
-    AttemptKey,
     PriorityChanged,
     RunCancelRequested,
     RunDeleted,
     RunRetryRequested,
-    RunSubmitted,
     Submitted,
 )
-from elastane_master.decisions.runs.requests import at_place, was_submitted
-from elastane_master.decisions.runs.run import OVER, Run, RunState
-from elastane_master.decisions.runs.spec import RunSpec, check, owner_of
-from elastane_master.runs.run_server import RunnerSession, RunServer
+from elastane_master.decisions.runs.run import OVER, RunState
+from elastane_master.decisions.runs.spec import RunSpec
+from elastane_master.runs.run_server import RunServer
 from elastane_master.runs.service import TrainingRuns
-from elastane_master.security.quotas import require_runs
 from elastane_master.servers import callers
 from elastane_master.servers.binding import Context, Malformed
 from elastane_master.servers.errors import is_retryable, status_of
 from elastane_master.servers.pipeline import Decided, Pipeline
+from elastane_master.servers.run_logs import stream_log
+from elastane_master.servers.run_submission import event_of, is_looked_up, submit, submit_many
 from elastane_master.servers.translate import checked_length, checked_request_id
 from elastane_master.servers.translate_run import (
     run_message,
@@ -41,21 +36,20 @@ from elastane_master.servers.translate_run import (
     spec_of,
     state_word,
 )
+from elastane_master.servers.visible_runs import run_of, unknown_run
 from elastane_proto.v1 import training_pb2
 
 WATCH_SECONDS_MIN = 0.05
-LOG_STORED_SECONDS = 30.0
-"""Time limit for a runner to store the logs of an attempt that is over, while a reader follows."""
-LOG_LOOK_SECONDS = 0.2
-"""A watcher gets the newest state at most so often, however many changes there are."""
+"""Minimum interval between two states that a watcher is sent, however many changes there are."""
 
 ARCHIVE_BYTES_MAX = 256 * 2**20
+"""Limit on the size of a code archive, for clients."""
 
 RUNS_AT_ONCE = 100
-"""Runs that one call submits at most."""
+"""Limit on runs in one call of TrainMany."""
 
 REQUESTS_IN_FLIGHT = 64
-"""Submissions of one stream without an outcome; further ones wait."""
+"""Limit on submissions of one stream without an outcome; further ones wait."""
 
 
 class TrainingServicer:
@@ -109,11 +103,11 @@ class TrainingServicer:
         server = self._runs.server
         try:
             spec, request_id, client_key = _asked(request)
-            if _is_looked_up(spec):
+            if is_looked_up(spec):
                 looking = partial(submit, self._runs, spec, request_id, client_key)
                 return asyncio.create_task(self._outcome(looking))
             server.require_taking()
-            result, durable = server.begin(_event(self._runs, spec, request_id, client_key))
+            result, durable = server.begin(event_of(self._runs, spec, request_id, client_key))
         except Rejection as refusal:
             return asyncio.create_task(self._outcome(partial(server.refuse, refusal)))
         response = self._submitted(cast("Submitted", result))
@@ -287,112 +281,6 @@ def _asked(request: training_pb2.TrainingServiceTrainRequest) -> tuple[RunSpec, 
     return spec_of(request.spec), checked_request_id(request.request_id), request.client_key
 
 
-async def submit(runs: TrainingRuns, spec: RunSpec, request_id: str, client_key: str = "") -> Submitted:
-    """Resolve the dataset of a run, and submit it on its owner's account. Raises Rejection."""
-    event = await _submission(runs, _event(runs, spec, request_id, client_key))
-    async with AsyncExitStack() as archives:
-        await _hold_archive(runs, event, archives)
-        if _is_looked_up(spec):
-            _event(runs, spec, request_id, client_key)  # the quota counts what was submitted meanwhile
-        return cast("Submitted", await runs.server.submit(event))
-
-
-async def submit_many(
-    runs: TrainingRuns, messages: Sequence[training_pb2.RunSpec], request_ids: Sequence[str]
-) -> list[int]:
-    """Submit all of these runs on their owners' accounts, or none; return their ids. Raises Rejection."""
-    events: list[RunSubmitted] = []
-    new: Counter[str] = Counter()
-    async with AsyncExitStack() as archives:
-        for place, (message, request_id) in enumerate(zip(messages, request_ids, strict=True)):
-            try:
-                event = await _submission(runs, _event(runs, spec_of(message), request_id, ahead=new))
-                await _hold_archive(runs, event, archives)
-            except Rejection as refusal:
-                raise at_place(refusal, place) from None
-            events.append(event)
-        server = runs.server
-        server.require_taking()
-        try:
-            server.machine.require_acceptable(events)
-        except Rejection as refusal:
-            await server.refuse(refusal)
-        # Nothing else is decided in between, so none of them is refused now.
-        begun = [server.begin(event) for event in events]
-        if (durable := begun[-1][1]) is not None:
-            await asyncio.shield(durable)
-    return [cast("Submitted", result).run_id for result, _ in begun]
-
-
-def _event(
-    runs: TrainingRuns,
-    spec: RunSpec,
-    request_id: str,
-    client_key: str = "",
-    ahead: Counter[str] | None = None,
-) -> RunSubmitted:
-    """Return the event of a submission on its owner's account. Raises Rejection.
-
-    ahead: new runs by owner that are submitted before it; counts it.
-    """
-    server, caller = runs.server, callers.principal.get()
-    owner = owner_of(spec, caller.name, caller.covers_owner(spec.owner))
-    if not was_submitted(server.machine.state, owner, request_id, client_key):
-        before = ahead[owner] if ahead is not None else 0
-        if caller.quotas.runs_max:
-            require_runs(caller, server.machine.index.alive(owner) + before)
-        if ahead is not None:
-            ahead[owner] += 1
-    # A token speaks for the quota of its own name only.
-    slots_max = caller.quotas.slots_max if owner == caller.name else None
-    return RunSubmitted(spec, owner, request_id, client_key, slots_max=slots_max)
-
-
-async def _submission(runs: TrainingRuns, event: RunSubmitted) -> RunSubmitted:
-    """Return the event with its dataset resolved. Raises Rejection."""
-    if event.spec.dataset is None:
-        return event
-    verdict, url, reason = await runs.datasets.resolve(event.spec.dataset)
-    return msgspec.structs.replace(event, data=verdict, data_url=url, data_reason=reason)
-
-
-def _archive(spec: RunSpec) -> str | None:
-    """Return the digest of the spec's code archive."""
-    return spec.code.archive_sha256 if spec.code is not None else None
-
-
-def _is_looked_up(spec: RunSpec) -> bool:
-    """True if a submission waits for storage, or for the data service."""
-    return spec.dataset is not None or _archive(spec) is not None
-
-
-async def _hold_archive(runs: TrainingRuns, event: RunSubmitted, archives: AsyncExitStack) -> None:
-    """Keep the code archive of a new run from being removed until `archives` is left. Raises Rejection."""
-    spec, state = event.spec, runs.server.machine.state
-    archive = _archive(spec)
-    if archive is None or was_submitted(state, event.owner, event.request_id, event.client_key):
-        return
-    check(spec, state.settings.limits)
-    await archives.enter_async_context(runs.code_archives.submitting(archive))
-
-
-def run_of(server: RunServer, run_id: int) -> Run:
-    """Return a run that the caller may know of. Raises Rejection("not_found") for any other."""
-    run = server.machine.state.runs.get(run_id)
-    if run is None or not callers.principal.get().covers_owner(run.owner):
-        raise unknown_run(run_id)
-    return run
-
-
-def unknown_run(run_id: int) -> Rejection:
-    return Rejection(
-        "not_found",
-        f"there is no run {run_id}",
-        hint="elastane queue and elastane jobs list them",
-        run_id=run_id,
-    )
-
-
 def _page_token(token: str) -> int:
     if not token:
         return 0
@@ -401,78 +289,3 @@ def _page_token(token: str) -> int:
             "invalid_argument", "no token of a page", hint="use next_page_token", field="page_token"
         )
     return int(token)
-
-
-async def stream_log(
-    runs: TrainingRuns, run: Run, request: training_pb2.TrainingServiceStreamLogsRequest
-) -> AsyncGenerator[training_pb2.TrainingServiceStreamLogsResponse]:
-    """Yield a rank's output: from its runner while its launch lasts, from storage afterwards.
-
-    The caller must be allowed to see the run. Raises Rejection.
-    """
-    server = runs.server
-    attempt = request.attempt or run.attempt
-    if not 0 < attempt <= run.attempt:
-        raise Rejection(
-            "not_found",
-            f"run {run.run_id} has no attempt {attempt}",
-            hint=f"it has begun {run.attempt}",
-            field="attempt",
-        )
-    launch = run.launch
-    if launch is None or launch.attempt != attempt:
-        async with aclosing(_stored(runs, run, attempt, request)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-        return
-    record = next((record for record in run.ranks if record.rank == request.rank), None)
-    session = server.sessions.get(record.runner_id) if record is not None else None
-    if session is None:
-        raise Rejection(
-            "busy" if record is not None else "not_found",
-            f"rank {request.rank} of run {run.run_id} has no runner that is connected"
-            if record is not None
-            else f"run {run.run_id} has no rank {request.rank}",
-            hint="try again in a moment",
-        )
-    key = AttemptKey(run.run_id, attempt, launch.fence)
-    async with aclosing(_from_runner(server, session, key, request)) as chunks:
-        async for chunk in chunks:
-            yield chunk
-
-
-async def _stored(
-    runs: TrainingRuns, run: Run, attempt: int, request: training_pb2.TrainingServiceStreamLogsRequest
-) -> AsyncGenerator[training_pb2.TrainingServiceStreamLogsResponse]:
-    """Yield a stored log. Who follows comes between the end of an attempt and the time when it is stored."""
-    clock = asyncio.get_running_loop().time
-    waits = request.follow and request.rank < run.demand.instances
-    deadline = clock() + (LOG_STORED_SECONDS if waits else 0.0)
-    while True:
-        stored = runs.artifacts.read_log(run.run_id, attempt, request.rank, request.offset)
-        try:
-            async with aclosing(stored) as blocks:
-                async for offset, data in blocks:
-                    yield training_pb2.TrainingServiceStreamLogsResponse(offset=offset, data=data)
-            return
-        except Rejection as error:  # of its size, before the first block
-            if error.reason != "not_found" or clock() >= deadline:
-                raise
-        await asyncio.sleep(LOG_LOOK_SECONDS)
-
-
-async def _from_runner(
-    server: RunServer,
-    session: RunnerSession,
-    key: AttemptKey,
-    request: training_pb2.TrainingServiceStreamLogsRequest,
-) -> AsyncGenerator[training_pb2.TrainingServiceStreamLogsResponse]:
-    wanted = training_pb2.RunnerReadLog(rank=request.rank, offset=request.offset, follow=request.follow)
-    wanted.attempt.run_id, wanted.attempt.attempt, wanted.attempt.fence = key.run_id, key.attempt, key.fence
-
-    def send(message: training_pb2.RunnerReadLog) -> None:
-        session.put(message)
-
-    async with aclosing(server.relay.read(session.id, send, wanted)) as chunks:
-        async for chunk in chunks:
-            yield chunk

@@ -47,17 +47,13 @@ COMPUTE_FRACTION_MIN = 0.1
 _ORDERS = ((1, 2), (2, 1))
 
 
-def fitted(ests: int, samples: Sequence[Sample]) -> SpeedModel | None:
-    """Return the model that fits the samples best, by relative errors; None without samples.
-
-    Non-negative least squares: with three terms every set of active ones can be tried, which is exact. c is
-    at least COMPUTE_FRACTION_MIN of the shortest time for an EST: computing takes time.
-    """
-    return _fitted(ests, samples, _ORDERS[0]) if samples else None
-
-
 def possible(ests: int, samples: Sequence[Sample]) -> tuple[SpeedModel, ...]:
-    """Return all models that fit the samples equally well: with two rungs, al or be may be the reason."""
+    """Return all models that fit the samples best, by relative errors; empty without samples.
+
+    With two rungs there are two: al or be may be the reason. Non-negative least squares: with three terms
+    every set of active ones can be tried, which is exact. c is at least COMPUTE_FRACTION_MIN of the shortest
+    time for an EST: computing takes time.
+    """
     orders = _ORDERS if len({sample.workers for sample in samples}) == 2 else _ORDERS[:1]
     return tuple(dict.fromkeys(_fitted(ests, samples, order) for order in orders)) if samples else ()
 

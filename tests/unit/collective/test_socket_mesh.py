@@ -19,8 +19,8 @@ from elastane.collective.socket_mesh import (
     GREETING,
     STRANGERS_MAX,
     Interrupt,
+    SocketMesh,
     SocketMeshError,
-    connect_members,
 )
 from elastane_common.challenge import NONCE_BYTES, PROOF_BYTES, CallerChallenge
 
@@ -35,13 +35,13 @@ class Member(threading.Thread):
         super().__init__(daemon=True)
         others = {peer: place for peer, place in places.items() if peer != rank}
         self.interrupt = Interrupt()
-        self._arguments = (listener, others, rank, group, secret, timeout_seconds, self.interrupt)
+        self._mesh = SocketMesh(listener, others, rank, group, secret, timeout_seconds, self.interrupt)
         self.result = None
         self.start()
 
     def run(self):
         try:
-            self.result = connect_members(*self._arguments)
+            self.result = self._mesh.connect()
         except SocketMeshError as error:
             self.result = error
 
@@ -128,7 +128,7 @@ def test_a_stranger_that_sends_byte_by_byte_is_ended_in_time(monkeypatch):
     first = Member(listeners[0], places, 0)
     stranger = _dial(places[0])
     began = time.monotonic()
-    for byte in GREETING:  # the beginning of a challenge, of which nothing is wrong
+    for byte in GREETING:  # a challenge that begins as it should
         with suppress(ConnectionResetError, BrokenPipeError):
             stranger.sendall(bytes([byte]))
         time.sleep(0.01)

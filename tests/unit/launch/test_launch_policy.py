@@ -13,7 +13,6 @@ from elastane_agent.launch.policy import (
     Action,
     LaunchPolicy,
     StartRound,
-    ranks,
 )
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.policy import Finish, Kill, Say, Terminate
@@ -40,6 +39,11 @@ def started(actions: list[Action]) -> list[str]:
     rounds = [action for action in actions if isinstance(action, StartRound)]
     assert len(rounds) <= 1
     return [slot.host for slot in rounds[0].slots] if rounds else []
+
+
+def ranks(actions: list[Action], kind: type[Terminate] | type[Kill]) -> list[int]:
+    """The ranks of actions of one kind."""
+    return [int(action.worker) for action in actions if isinstance(action, kind)]
 
 
 def finish_code(actions: list[Action]) -> int | None:

@@ -6,12 +6,13 @@ import random
 
 import pytest
 from pipeline_instances import random_instance, random_plan, random_profile, servers
+from plan_oracle import best_order, best_plan
 
 from elastane_planner.cluster import Cluster, Device
 from elastane_planner.costs import Costs
 from elastane_planner.device_order import device_order, groups
+from elastane_planner.enumeration import plans
 from elastane_planner.errors import InvalidRequest
-from elastane_planner.oracle import best_order, best_plan, plans
 from elastane_planner.partition import Grain, grains, operations, partitions
 from elastane_planner.schedule import gpipe, one_f_one_b
 from elastane_planner.simulate import step_seconds, timeline

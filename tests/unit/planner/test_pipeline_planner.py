@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from pipeline_instances import Instance, random_instance, random_profile, servers
+from plan_oracle import best_plan
 
 from elastane_planner import planner
 from elastane_planner.cluster import Cluster, Device
 from elastane_planner.costs import Costs
 from elastane_planner.errors import Disconnected, DoesNotFit, InvalidRequest, TooFewStages
 from elastane_planner.memory import MemoryNeeds
-from elastane_planner.oracle import best_plan
 from elastane_planner.plan import Plan, Stage
 from elastane_planner.planner import Answer, make_plan
 from elastane_planner.profile import Profile, UnitProfile

@@ -7,11 +7,11 @@ from math import inf
 
 import pytest
 from pipeline_instances import random_instance, random_plan
+from plan_oracle import least_step_seconds
 
 from elastane_planner.cluster import Cluster, Device
 from elastane_planner.costs import Costs
 from elastane_planner.errors import InvalidPlan, InvalidRequest
-from elastane_planner.oracle import least_step_seconds
 from elastane_planner.plan import Plan, Stage
 from elastane_planner.planner import make_plan
 from elastane_planner.profile import Profile, UnitProfile

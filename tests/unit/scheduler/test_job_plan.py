@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elastane_scheduler.errors import InvalidSettings
 from elastane_scheduler.job_plan import WorkerSpeed, job_plan
-from elastane_scheduler.plan import step_time
+from elastane_scheduler.plan import Shape
 
 
 def speed(ests: int, workers: int, **changes: object) -> WorkerSpeed:
@@ -139,7 +139,10 @@ def test_unlike_devices_reach_the_least_time_that_their_number_allows(
     assert all(b.step_seconds < a.step_seconds for a, b in pairwise(plan.rungs))
     for workers in range(1, min(ests, fast + slow) + 1):
         counts = (min(workers, fast), max(0, workers - fast))
-        expected = step_time(ests, (0.1, seconds), counts, (ests, room))
+        shape = Shape(ests, (0.1, seconds), (ests, room))
+        level = shape.level(counts)
+        assert level is not None
+        expected = shape.levels[level][0]
         rung = plan.rung_of(workers)
         assert rung is not None
         assert rung.step_seconds == pytest.approx(expected)

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from elastane_scheduler.errors import InvalidSettings
 from elastane_scheduler.plan import Shape
-from elastane_scheduler.shares import Range, moved, ranges, shares
+from elastane_scheduler.shares import Range, ranges, shares
+
+
+def moved(before: Sequence[Range | None], after: Sequence[Range]) -> int:
+    """How many ESTs have another seat than before."""
+    total = sum(end - first for first, end in after)
+    held = [*before, *[None] * (len(after) - len(before))]
+    return total - sum(
+        max(0, min(end, old[1]) - max(first, old[0]))
+        for (first, end), old in zip(after, held, strict=True)
+        if old
+    )
 
 
 def random_ranges(rng: random.Random, ests: int, seats: int) -> list[Range | None]:

@@ -24,14 +24,14 @@ from elastane.collective.gloo import GlooGroup, gloo_group
 from elastane.collective.own_address import own_address
 from elastane.collective.rendezvous import listen
 from elastane.collective.socket_group import SocketGroup
-from elastane.collective.socket_mesh import Interrupt, SocketMeshError, connect_members
+from elastane.collective.socket_mesh import Interrupt, SocketMesh, SocketMeshError
 
-#: What carries the messages.
+#: Transport of the messages.
 Messages = Literal["sockets", "gloo"]
 CpuGroup = SocketGroup | GlooGroup
 
 _GLOO: Final = "gloo"
-#: How long members wait for an announcement before they look for a member that does not make any.
+#: Wait for an announcement before members check whether one of an older release is among them.
 _PATIENCE: Final = timedelta(seconds=1)
 _WARM_UP_SECONDS: Final = 30.0
 
@@ -64,10 +64,8 @@ def cpu_group(
         addresses = _agree(store, rank, size, timeout_seconds)
         if listener is None or addresses is None:
             return gloo_group(store, rank, size, timedelta(seconds=timeout_seconds), address)
-        connections = connect_members(
-            listener, addresses, rank, group.encode(), secret, timeout_seconds, interrupt
-        )
-        return SocketGroup(connections, timeout_seconds)
+        mesh = SocketMesh(listener, addresses, rank, group.encode(), secret, timeout_seconds, interrupt)
+        return SocketGroup(mesh.connect(), timeout_seconds)
     finally:
         if listener is not None:
             listener.close()
@@ -85,10 +83,10 @@ def warm_up() -> None:
 
     def build(rank: int) -> None:
         peer = 1 - rank
-        connections = connect_members(
+        mesh = SocketMesh(
             listeners[rank], {peer: places[peer]}, rank, b"warm-up", b"", _WARM_UP_SECONDS, Interrupt()
         )
-        pair[rank] = SocketGroup(connections, _WARM_UP_SECONDS)
+        pair[rank] = SocketGroup(mesh.connect(), _WARM_UP_SECONDS)
 
     thread = threading.Thread(target=build, args=(1,), daemon=True)
     thread.start()

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-#: ioctl that returns an interface's IPv4 address.
+#: The ioctl that returns an interface's IPv4 address.
 _SIOCGIFADDR: Final = 0x8915
 _INTERFACE_NAME_BYTES: Final = 15
 

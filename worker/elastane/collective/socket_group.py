@@ -44,7 +44,7 @@ _LEFT: Final = "this member has left the ring"
 
 
 class SocketGroupError(RuntimeError):
-    """The group has ended, or a peer failed, left, or was silent for longer than the timeout."""
+    """The group has ended, or a peer has failed, left, or been silent for longer than the timeout."""
 
 
 class Message:
@@ -69,7 +69,7 @@ class Message:
 
 
 class _Link:
-    """This member's connection to a peer. Used under the group's lock."""
+    """This member's connection to one peer. Used under the group's lock."""
 
     def __init__(self, peer: int, connection: socket.socket) -> None:
         self.peer = peer
@@ -221,7 +221,7 @@ class SocketGroup:
     def _drive(self, message: Message, deadline: float) -> None:
         """Do I/O until `message` is complete, or until `deadline` on the monotonic clock."""
         link = message.link
-        # What it waits for may be there already.
+        # The awaited message may have arrived already.
         if link.outgoing:
             self._flush(link)
         if link.wants_to_read and not message.is_done:

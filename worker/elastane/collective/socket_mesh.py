@@ -20,25 +20,27 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 from elastane_common.challenge import CallerChallenge, ChallengeFailedError, HostChallenge
 from elastane_common.tcp_options import prepare
 
 GREETING: Final = b"elastane ring 1\n"
-#: Time limit of a connection that has not proved the secret, and limit of their number.
+#: Time limit for a caller to prove the secret.
 STRANGER_SECONDS: Final = 10.0
+#: Limit on connections that have not proved it yet.
 STRANGERS_MAX: Final = 256
 #: Ranks of the caller and of the member that it calls.
 _SUBJECT: Final = struct.Struct("<II")
 
 
 class SocketMeshError(RuntimeError):
-    """A member does not answer, does not know the secret, or did not come in time; or the wait was ended."""
+    """A member is unreachable, does not know the secret, or is late; or the wait was interrupted."""
 
 
 class Interrupt:
-    """Ends the forming of a mesh from another thread."""
+    """Lets another thread give up a mesh while it forms."""
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -53,29 +55,8 @@ class Interrupt:
         return self._read.fileno()
 
 
-def connect_members(
-    listener: socket.socket,
-    addresses: Mapping[int, tuple[str, int]],
-    rank: int,
-    group: bytes,
-    secret: bytes,
-    timeout_seconds: float,
-    interrupt: Interrupt,
-) -> dict[int, socket.socket]:
-    """Return a connection to every other member, by rank; closes `listener`.
-
-    addresses: (host, port) of each other member's listener. group: name of the group, the same at all
-    members. Raises SocketMeshError, also once `interrupt` is set.
-    """
-    meeting = _Meeting(listener, addresses, rank, group, secret, timeout_seconds, interrupt)
-    try:
-        return meeting.run()
-    finally:
-        meeting.close()
-
-
 class _Opening:
-    """A connection whose challenge is not over. peer: whom this member has called; None: it was called."""
+    """A connection during its challenge. peer: the member that was called; None: it called this one."""
 
     def __init__(
         self, connection: socket.socket, challenge: CallerChallenge | HostChallenge, peer: int | None
@@ -89,66 +70,74 @@ class _Opening:
         self.unsent = challenge.opening if isinstance(challenge, CallerChallenge) else b""
 
 
-class _Meeting:
-    """The loop of one member; arguments as for `connect_members`."""
+@dataclass(frozen=True, eq=False, repr=False)
+class SocketMesh:
+    """One member's connections to all others, while they form. Used once, by `connect`.
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        addresses: Mapping[int, tuple[str, int]],
-        rank: int,
-        group: bytes,
-        secret: bytes,
-        timeout_seconds: float,
-        interrupt: Interrupt,
-    ) -> None:
-        self._listener, self._interrupt = listener, interrupt
-        self._addresses = addresses
-        self._rank, self._group, self._secret = rank, group, secret
-        self._timeout_seconds = timeout_seconds
-        self._selector = selectors.DefaultSelector()
-        self._opening: OrderedDict[socket.socket, _Opening] = OrderedDict()
-        self._open: dict[int, socket.socket] = {}
+    addresses: (host, port) of each other member's listener, by rank. rank: of this member. group: name of the
+    group, the same at all members. interrupt: ends the forming.
+    """
 
-    def run(self) -> dict[int, socket.socket]:
-        deadline = time.monotonic() + self._timeout_seconds
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._interrupt, selectors.EVENT_READ)
-        for peer in self._addresses:
-            if peer < self._rank:
+    listener: socket.socket
+    addresses: Mapping[int, tuple[str, int]]
+    rank: int
+    group: bytes
+    secret: bytes
+    timeout_seconds: float
+    interrupt: Interrupt
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector, init=False)
+    #: Oldest first.
+    _opening: OrderedDict[socket.socket, _Opening] = field(default_factory=OrderedDict, init=False)
+    _open: dict[int, socket.socket] = field(default_factory=dict, init=False)
+
+    def connect(self) -> dict[int, socket.socket]:
+        """Return a connection to every other member, by rank; closes `listener`.
+
+        Raises SocketMeshError, also once `interrupt` is set.
+        """
+        try:
+            self._form()
+        except BaseException:
+            for connection in self._open.values():
+                connection.close()
+            raise
+        finally:
+            for connection in (self.listener, *self._opening):
+                connection.close()
+            self._selector.close()
+        return self._open
+
+    def _form(self) -> None:
+        deadline = time.monotonic() + self.timeout_seconds
+        self.listener.setblocking(False)
+        self._selector.register(self.listener, selectors.EVENT_READ)
+        self._selector.register(self.interrupt, selectors.EVENT_READ)
+        for peer in self.addresses:
+            if peer < self.rank:
                 self._call(peer)
-        while len(self._open) < len(self._addresses):
+        while len(self._open) < len(self.addresses):
             left = deadline - time.monotonic()
             if left <= 0:
-                missing = sorted(set(self._addresses) - set(self._open))
+                missing = sorted(set(self.addresses) - set(self._open))
                 raise SocketMeshError(
-                    f"Timed out: members {missing} did not connect within {self._timeout_seconds:g} s"
+                    f"Timed out: members {missing} did not connect within {self.timeout_seconds:g} s"
                 )
             for selected, events in self._selector.select(min(left, self._until_next())):
                 ready = selected.fileobj
-                if ready is self._interrupt:
+                if ready is self.interrupt:
                     raise SocketMeshError("the group was given up while it formed")
-                if ready is self._listener:
+                if ready is self.listener:
                     self._accept()
                 elif isinstance(ready, socket.socket) and ready in self._opening:
                     self._serve(self._opening[ready], events)
             self._end_late()
-        found, self._open = self._open, {}
-        return found
-
-    def close(self) -> None:
-        """Close the port, and whatever is open and was not returned."""
-        for connection in (self._listener, *self._opening, *self._open.values()):
-            connection.close()
-        self._selector.close()
 
     def _call(self, peer: int) -> None:
-        host, port = self._addresses[peer]
+        host, port = self.addresses[peer]
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         connection = socket.socket(family, socket.SOCK_STREAM)
         challenge = CallerChallenge(
-            GREETING, self._secret, subject=_SUBJECT.pack(self._rank, peer), context=self._group
+            GREETING, self.secret, subject=_SUBJECT.pack(self.rank, peer), context=self.group
         )
         self._opening[connection] = _Opening(connection, challenge, peer)
         connection.setblocking(False)
@@ -159,7 +148,7 @@ class _Meeting:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = self.listener.accept()
         except BlockingIOError:
             return
         except OSError:  # descriptors have run out, or the caller is gone again
@@ -168,22 +157,22 @@ class _Meeting:
         connection.setblocking(False)
         challenge = HostChallenge(
             GREETING,
-            self._secret,
+            self.secret,
             subject_bytes=_SUBJECT.size,
-            context=self._group,
+            context=self.group,
             accepts=self._is_awaited,
         )
         self._opening[connection] = _Opening(connection, challenge, None)
         self._selector.register(connection, selectors.EVENT_READ)
-        if len(self._opening) > STRANGERS_MAX + len(self._addresses):
+        if len(self._opening) > STRANGERS_MAX + len(self.addresses):
             self._drop_oldest()
 
     def _is_awaited(self, subject: bytes) -> bool:
         caller, called = _SUBJECT.unpack(subject)
         return (
-            called == self._rank
-            and caller > self._rank
-            and caller in self._addresses
+            called == self.rank
+            and caller > self.rank
+            and caller in self.addresses
             and caller not in self._open
         )
 
@@ -219,7 +208,7 @@ class _Meeting:
         challenge = opening.challenge
         if challenge.is_proved:
             return  # the caller already sends messages, which stay in the kernel
-        # Never more than the challenge's next message: what follows the last one belongs to the group.
+        # Never read beyond the challenge's next message: what follows the last one belongs to the group.
         part = opening.connection.recv(challenge.expected_bytes - len(opening.received))
         if not part:
             raise ChallengeFailedError("the connection ended before the secret was proved")
@@ -243,7 +232,7 @@ class _Meeting:
         self._open[peer] = opening.connection
 
     def _until_next(self) -> float:
-        """Return the seconds until the next stranger's time is up."""
+        """Return the seconds until the next stranger is disconnected."""
         strangers = (one.since for one in self._opening.values() if one.peer is None)
         return max(0.0, next(strangers, time.monotonic()) + STRANGER_SECONDS - time.monotonic())
 
@@ -264,5 +253,5 @@ class _Meeting:
         opening.connection.close()
 
     def _unreachable(self, peer: int, why: str) -> SocketMeshError:
-        host, port = self._addresses[peer]
+        host, port = self.addresses[peer]
         return SocketMeshError(f"member {peer} cannot be reached at {host}:{port}: {why}")

@@ -14,7 +14,6 @@ from elastane_shards.errors import InvalidRequest
 
 DenseRule = Literal["sgd", "adagrad", "adam", "adamw"]
 RowRule = Literal["row_sgd", "rowwise_adagrad", "lazy_adam"]
-Rule = DenseRule | RowRule
 
 #: Names of a group's numbers, in their order; as in torch.optim. Truth values are 0 and 1.
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {

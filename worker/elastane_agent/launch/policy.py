@@ -10,7 +10,7 @@ A round is one run of all processes together: after any change all of them end a
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -216,8 +216,3 @@ class LaunchPolicy:
     def _finish(self, code: int, *says: Say) -> list[Action]:
         self.phase, self._kill_at, self._grow_at = "over", None, None
         return [*says, Finish(code)]
-
-
-def ranks(actions: Sequence[Action], kind: type[Terminate] | type[Kill]) -> list[int]:
-    """Return the ranks of actions of one kind."""
-    return [int(action.worker) for action in actions if isinstance(action, kind)]

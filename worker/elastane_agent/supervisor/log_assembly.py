@@ -8,7 +8,7 @@ from typing import Final
 from elastane_common.processes.output import Stream
 
 HELD_BYTES_MAX: Final = 64 * 1024
-"""Held of a line that has not ended; the beginning of a longer one is written before its end is known."""
+"""Limit on the bytes of an unfinished line that are held; the beginning of a longer one is written early."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class LogAssembly:
     _held_of: Stream = "stdout"
 
     def take(self, stream: Stream, data: bytes) -> bytes:
-        """Take what was read from a stream, nothing at its end; return what is to be written now."""
+        """Take the bytes read from a stream (b"" at its end); return those to be written now."""
         known = self._rest.pop(stream, b"") + data
         end = max(known.rfind(b"\n"), known.rfind(b"\r")) + 1
         lines, rest = known[:end], known[end:]

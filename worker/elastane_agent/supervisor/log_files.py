@@ -49,7 +49,7 @@ class LogFiles:
         self._assemblies: dict[str, LogAssembly] = {}
         #: By worker: bytes that could not be written since its last successful write.
         self._lost: dict[str, int] = {}
-        #: Why the first write failed that did; "": none has.
+        #: Reason of the first failed write; "": none has failed.
         self.failure = ""
         self._spool: tempfile.TemporaryDirectory[str] | None = None
         self._changed: set[str] = set()
@@ -82,7 +82,7 @@ class LogFiles:
         return scheme + separator + (rest.rpartition("@")[2] if separator else rest)
 
     def write(self, worker: str, stream: Stream, data: bytes) -> None:
-        """Append what was read from a worker's stream; nothing: the stream has ended."""
+        """Append the bytes read from a worker's stream; b"": the stream has ended."""
         with self._lock:
             ready = self._assemblies.setdefault(worker, LogAssembly()).take(stream, data)
             if ready:
@@ -109,7 +109,7 @@ class LogFiles:
         whole, written = memoryview(note + data), 0
         try:
             file = self._open.get(worker) or self._begin(worker)
-            while written < len(whole):  # a disk that fills up takes a part
+            while written < len(whole):  # a disk that is filling up writes only a part
                 written += file.write(whole[written:])
             self._lost.pop(worker, None)
             if self._spool is not None:

@@ -60,7 +60,7 @@ class WorkerOutput:
             self._changed.notify()
 
     def read(self, source: str, stream: Stream, data: bytes) -> None:
-        """Take what was read from a worker's stream, nothing at its end; called before `line`."""
+        """Take the bytes read from a worker's stream (b"" at its end); called before `line`."""
         if self._files is not None:
             self._files.write(source, stream, data)
 

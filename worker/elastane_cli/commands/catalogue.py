@@ -216,7 +216,7 @@ ELSEWHERE: Final = {
     "dashboard": "a master serves the dashboard itself, on its HTTP port. Start one with "
     "`elastane master --http HOST:PORT`, or `elastane run --http HOST:PORT`, and open http://HOST:PORT/",
 }
-"""Words that are no commands, and where to find what they mean."""
+"""Words that are not commands, and where to find what they stand for."""
 
 
 class CommandGroup(HelpGroup):

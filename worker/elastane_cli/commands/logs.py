@@ -146,10 +146,10 @@ def logs(
 def _output_of(
     client: MasterClient, job: str, workers: list[str], *, lines: int | None, follow: bool
 ) -> Iterator[log_pb2.LogServiceReadResponse]:
-    """Yield what the master has of these workers; of all if none are given."""
+    """Yield the lines that the master has of these workers; of all if none are given."""
     if len(workers) < 2:
         yield from client.read_output(job, "".join(workers), lines=lines, follow=follow)
-    elif follow:  # one stream of all: those that are not wanted are dropped here
+    elif follow:  # one stream of all workers, of which the others are dropped here
         found = client.read_output(job, lines=lines, follow=True)
         yield from (piece for piece in found if piece.worker_id in workers)
     else:

@@ -88,7 +88,6 @@ def _run(
     """Make one attempt of `run_stock_ddp`."""
     reports = folder / "reports"
     reports.mkdir(parents=True, exist_ok=True)
-    port = unused_port()
     lines = {f"rank{rank}": deque[str](maxlen=_LINES_SHOWN) for rank in range(processes)}
     ended: queue.SimpleQueue[tuple[str, ExitStatus]] = queue.SimpleQueue()
 
@@ -97,36 +96,18 @@ def _run(
         if on_line is not None and stream == "stdout":
             on_line(text)
 
-    asked = {**os.environ, **(environment or {})}
-    level = level_from_text(asked.get("ELASTANE_DETERMINISM", DEFAULT_LEVEL))
-    threads = int(asked.get("ELASTANE_TORCH_THREADS", "1"))
-    ranks = []
-    for rank in range(processes):
-        variables = {
-            **os.environ,
-            "PYTHONUNBUFFERED": "1",
-            **process_environment(level, threads),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(processes),
-            "ELASTANE_MODE": "ddp",
-            "ELASTANE_LOG_TO": "",  # a reference run does not log to trackers
-            "MODEL_URL": "",  # and its model is not uploaded
-            "ELASTANE_REPORT_DIR": str(reports),
-            **(environment or {}),
-        }
-        ranks.append(
-            launch(
-                f"rank{rank}",
-                [sys.executable, *script],
-                environment=variables,
-                directory=directory,
-                on_line=hear,
-                on_exit=lambda process, status: ended.put((process.name, status)),
-            )
+    shared = _shared_environment(processes, reports, environment or {})
+    ranks = [
+        launch(
+            f"rank{rank}",
+            [sys.executable, *script],
+            environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), **(environment or {})},
+            directory=directory,
+            on_line=hear,
+            on_exit=lambda process, status: ended.put((process.name, status)),
         )
+        for rank in range(processes)
+    ]
     try:
         for process in ranks:
             process.start()
@@ -146,6 +127,25 @@ def _run(
             process.kill_group()
             process.wait()
     return reports
+
+
+def _shared_environment(processes: int, reports: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of all ranks, without their numbers. environment: overrides for this run."""
+    asked = {**os.environ, **environment}
+    level = level_from_text(asked.get("ELASTANE_DETERMINISM", DEFAULT_LEVEL))
+    threads = int(asked.get("ELASTANE_TORCH_THREADS", "1"))
+    return {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        **process_environment(level, threads),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(unused_port()),
+        "WORLD_SIZE": str(processes),
+        "ELASTANE_MODE": "ddp",
+        "ELASTANE_LOG_TO": "",  # a reference run does not log to trackers
+        "MODEL_URL": "",  # and its model is not uploaded
+        "ELASTANE_REPORT_DIR": str(reports),
+    }
 
 
 def _failed(what: str, lines: Mapping[str, Collection[str]], failed: str = "") -> StockRunError:

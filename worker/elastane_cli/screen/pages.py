@@ -153,7 +153,7 @@ def _under_head(view: View, tabs: Sequence[Area], body: Body) -> Text:
 
 
 def _question(view: View, news: News, columns: int) -> list[Text]:
-    """Return the lines of the question that is open, with its keys or why its answer was not taken."""
+    """Return the lines of the open question, with its keys or the reason why its answer was refused."""
     if view.question is None:
         return []
     words = _wrapped(question_words(view.question, _limits(view.question.job, news)), columns, "bold yellow")
@@ -174,7 +174,7 @@ def _foot(view: View, news: News, full_text: str, columns: int) -> list[Text]:
 
 
 def _wrapped(words: str, columns: int, style: str) -> list[Text]:
-    """Return the words on as many lines as they need: who answers a question has to see all of it."""
+    """Return the words on as many lines as they need: a question must be visible as a whole."""
     return [Text(line, style) for line in textwrap.wrap(words, columns) or [""]]
 
 

@@ -258,7 +258,7 @@ def _row(part: str, theirs: Mapping[str, Described], ours: Mapping[str, Describe
 
 
 def _whole(tensors: Mapping[str, Described]) -> str:
-    """Return how many tensors are equal, and the beginning of the sha256 of their names and digests."""
+    """Return the number of equal tensors and the beginning of the sha256 over their names and digests."""
     if not tensors:
         return NOTHING
     digest = hashlib.sha256()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Rungs shown without --all.
 RUNGS_SHOWN = 16
-#: Fraction of what a logical worker adds to a step from which the script's code after backward is shown.
+#: Code after backward is shown from this fraction of the time that a logical worker adds to a step.
 AFTER_SHOWN_FRACTION = 0.05
 
 

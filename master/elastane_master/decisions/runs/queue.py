@@ -64,13 +64,11 @@ class FairShare:
         """See `QueuePolicy.order`."""
         quotas = _Quotas(state)
         misfits: dict[int, str] = {}
-        started: set[int] = set()
-        reserved = -1
-        if not state.reserved_turn and (place := _reserve(state, waiting, free, now, started, quotas)):
-            reserved = place.run_id
-            yield place
+        reservation = _Reservation(state, waiting, free, now, quotas)
+        if not state.reserved_turn:
+            yield from reservation.place()
         for run_id in ordered(state, waiting, now):
-            if run_id == reserved:
+            if run_id == reservation.run_id:
                 continue
             shape = waiting.shapes[run_id]
             if (reason := misfits.get(shape)) is not None:
@@ -82,20 +80,11 @@ class FairShare:
                 misfits[shape] = place.reason
                 if not whole and len(misfits) == len(waiting.shape_counts):
                     break
-            else:
-                started.add(run_id)
             if whole or place.verdict == "start":
                 yield place
-            # Its turn is over: the rest may be reserved for the longest waiting run.
-            if (
-                place.verdict == "start"
-                and reserved < 0
-                and (starved := _reserve(state, waiting, free, now, started, quotas))
-            ):
-                reserved = starved.run_id
-                yield starved
-        if reserved < 0 and (starved := _reserve(state, waiting, free, now, started, quotas)):
-            yield starved
+            if place.verdict == "start":
+                yield from reservation.after(run_id)
+        yield from reservation.place()
 
     def position(self, state: RunsState, waiting: Waiting, run: Run, now: float) -> int:
         """See `QueuePolicy.position`."""
@@ -116,36 +105,6 @@ class FairShare:
         return before + 1
 
 
-def _reserve(
-    state: RunsState,
-    waiting: Waiting,
-    free: Free,
-    now: float,
-    started: set[int],
-    quotas: _Quotas,
-) -> Place | None:
-    """Start the longest waiting run, or reserve slots for it; None if no run has waited too long."""
-    hopeless: set[int] = set()
-    for run_id in waiting.starving(now, state.settings.starvation_seconds):
-        run, shape = state.runs[run_id], waiting.shapes[run_id]
-        if run_id in started or shape in hopeless:
-            continue
-        if quotas.obstacle(run):  # reserved slots would be useless to it
-            hopeless.add(shape)
-            continue
-        assignment = placement.place_start(run, state.runners, free)
-        if assignment is not None:
-            placement.take(free, assignment, run.demand.slots_per_instance)
-            quotas.take(run)
-            return Place(run_id, "start", "it had waited longest", assignment, reserved=True)
-        if needs := placement.reserve(run, state.runners, free):
-            return Place(run_id, "reserve", "slots are reserved for it as they come free", needs=needs)
-        hopeless.add(shape)
-        if len(hopeless) == len(waiting.shape_counts):
-            return None
-    return None
-
-
 class ByTargets:
     """Runs in the order of the scheduling policy's targets, on the device types that it has chosen.
 
@@ -157,32 +116,21 @@ class ByTargets:
     ) -> Iterator[Place]:
         """See `QueuePolicy.order`."""
         quotas = _Quotas(state)
-        started: set[int] = set()
-        reserved = -1
-        if not state.reserved_turn and (place := _reserve(state, waiting, free, now, started, quotas)):
-            reserved = place.run_id
-            yield place
+        reservation = _Reservation(state, waiting, free, now, quotas)
+        if not state.reserved_turn:
+            yield from reservation.place()
         for run_id, target in state.allocation.targets.items():
-            if run_id == reserved or run_id not in waiting:
+            if run_id == reservation.run_id or run_id not in waiting:
                 continue
             place = _try_on(state.runs[run_id], target, state, free, quotas)
-            if place.verdict == "start":
-                started.add(run_id)
             if whole or place.verdict == "start":
                 yield place
-            if (
-                place.verdict == "start"
-                and reserved < 0
-                and (starved := _reserve(state, waiting, free, now, started, quotas))
-            ):
-                reserved = starved.run_id
-                yield starved
-        if reserved < 0 and (starved := _reserve(state, waiting, free, now, started, quotas)):
-            reserved = starved.run_id
-            yield starved
+            if place.verdict == "start":
+                yield from reservation.after(run_id)
+        yield from reservation.place()
         if whole:
             for run_id in ordered(state, waiting, now):
-                if run_id not in state.allocation.targets and run_id != reserved:
+                if run_id not in state.allocation.targets and run_id != reservation.run_id:
                     yield Place(run_id, "wait", _why_not(state.runs[run_id]))
 
     def position(self, state: RunsState, waiting: Waiting, run: Run, now: float) -> int:
@@ -269,6 +217,52 @@ class _Quotas:
         """Count a run that starts."""
         if run.owner in self._rooms:
             self._rooms[run.owner] -= run.demand.slots_min
+
+
+class _Reservation:
+    """Gives slots to the longest waiting run, if one has waited too long: once in an order.
+
+    run_id: the run that has got them; None: none so far. Subtracts them from `free`.
+    """
+
+    def __init__(self, state: RunsState, waiting: Waiting, free: Free, now: float, quotas: _Quotas) -> None:
+        self._state, self._waiting, self._free, self._quotas = state, waiting, free, quotas
+        self._now = now
+        self._started: set[int] = set()
+        self.run_id: int | None = None
+
+    def after(self, run_id: int) -> Iterator[Place]:
+        """Yield the place after a run has started in the ordinary order: the rest may be reserved now."""
+        self._started.add(run_id)
+        yield from self.place()
+
+    def place(self) -> Iterator[Place]:
+        """Yield the place of the run that starts, or for which slots are reserved; nothing if none does."""
+        if self.run_id is None and (place := self._find()) is not None:
+            self.run_id = place.run_id
+            yield place
+
+    def _find(self) -> Place | None:
+        state, waiting = self._state, self._waiting
+        hopeless: set[int] = set()
+        for run_id in waiting.starving(self._now, state.settings.starvation_seconds):
+            run, shape = state.runs[run_id], waiting.shapes[run_id]
+            if run_id in self._started or shape in hopeless:
+                continue
+            if self._quotas.obstacle(run):  # reserved slots would be useless to it
+                hopeless.add(shape)
+                continue
+            assignment = placement.place_start(run, state.runners, self._free)
+            if assignment is not None:
+                placement.take(self._free, assignment, run.demand.slots_per_instance)
+                self._quotas.take(run)
+                return Place(run_id, "start", "it had waited longest", assignment, reserved=True)
+            if needs := placement.reserve(run, state.runners, self._free):
+                return Place(run_id, "reserve", "slots are reserved for it as they come free", needs=needs)
+            hopeless.add(shape)
+            if len(hopeless) == len(waiting.shape_counts):
+                return None
+        return None
 
 
 def _try(run: Run, state: RunsState, free: Free, quotas: _Quotas) -> Place:

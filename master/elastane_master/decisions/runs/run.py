@@ -56,8 +56,8 @@ class IllegalTransitionError(Exception):
 class RankRecord(msgspec.Struct, omit_defaults=True):
     """One instance of the current or last launch. rank: its index.
 
-    starting: Start was sent. runner_id: "" for an instance of an elastic run that is not placed yet. address,
-    port: where it listens. deadline_at: time by which it must be prepared, or run.
+    state: "starting" once Start was sent. runner_id: "" for an instance of an elastic run that is not placed
+    yet. address, port: where it listens. deadline_at: time by which it must be prepared, or running.
     """
 
     rank: int
@@ -93,10 +93,10 @@ class Ending(msgspec.Struct, frozen=True):
 class Launch(msgspec.Struct, omit_defaults=True):
     """One launch of an attempt's instances. Its fence names it.
 
-    started_at: when enough instances ran. ending: set while it is being stopped. awaited: runners that have
-    not confirmed, with the deadline for each. runners: all that took part. quiet_since: since when an elastic
-    run has no instance although its job is not over. drained: ranks stopped for the scheduling policy; they
-    are not placed again before their runner has stopped them.
+    started_at: time at which enough instances were running. ending: set while it is being stopped. awaited:
+    runners that have not confirmed yet, each with its deadline. runners: all that took part. quiet_since:
+    since when an elastic run has no instance although its job is not over. drained: ranks stopped for the
+    scheduling policy; they are not placed again before their runner has stopped them.
     """
 
     attempt: int

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-HALF_LIFE_SECONDS = 3600.0
 STEP_SECONDS = 60.0
 _STEP_FACTOR = 0.9885140203528962
 """2 ** -(1 / 60), to the power of 60 a half."""

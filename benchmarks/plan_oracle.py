@@ -1,41 +1,25 @@
-"""All plans, device orders and schedules of tiny cases, and a lower bound of large ones.
+"""The best plan, device order and schedule of tiny cases by exhaustion, and a lower bound for large ones.
 
-The reference for tests of the search: slow, but it examines everything that its bound does not rule out.
+The reference for the planner's search, in tests and in `planner.py`: slow, but it examines everything that
+its bound does not rule out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import combinations, permutations
+from collections.abc import Sequence
+from itertools import permutations
 from math import inf
 from typing import NamedTuple
 
 from elastane_planner.costs import Costs
+from elastane_planner.enumeration import plans
 from elastane_planner.errors import InvalidRequest
 from elastane_planner.memory import MemoryNeeds, Misfit
-from elastane_planner.plan import Plan, Stage
+from elastane_planner.plan import Plan
 from elastane_planner.schedule import Block
 from elastane_planner.simulate import least_seconds, step_seconds
 
 PLANS_MAX = 5_000_000
-
-
-def plans(costs: Costs, order: Sequence[int], *, prefixes: bool = True) -> Iterator[Plan]:
-    """Yield all plans whose stages take devices in this order.
-
-    prefixes: also those that leave the last devices of the order without a stage.
-    """
-    units, cuts, count = len(costs.profile.units), costs.profile.cuts, len(order)
-    for used in range(1 if prefixes else count, count + 1):
-        for stages in range(1, min(len(cuts) + 1, used) + 1):
-            for splits in combinations(range(1, used), stages - 1):
-                seats = (0, *splits, used)
-                groups = [tuple(order[seats[i] : seats[i + 1]]) for i in range(stages)]
-                if max(map(len, groups)) > costs.micro_batches:
-                    continue
-                for chosen in combinations(cuts, stages - 1):
-                    begins = (0, *chosen)
-                    yield Plan(tuple(map(Stage, begins, (*chosen, units), groups)))
 
 
 def best_plan(

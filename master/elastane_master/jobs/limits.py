@@ -41,6 +41,7 @@ class Limits(BaseSettings):
         default=10_000, ge=1, description="LeaseTasks calls waiting for tasks"
     )
     sessions_per_job_max: int = Field(default=10_000, ge=1, description="workers connected to a job")
+    sessions_per_relay_max: int = Field(default=4096, ge=1, description="workers connected through a relay")
     ps_per_job_max: int = Field(default=1000, ge=1, description="parameter servers connected to a job")
     session_messages_max: int = Field(default=1000, ge=10, description="unread messages queued for a worker")
     output_lines_per_worker_max: int = Field(

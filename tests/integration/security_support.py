@@ -55,6 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "ShardService.GetAuditLog": _LOOK,
     "ShardService.ExtendDataset": _DATA,
     "RingService.Attend": {"worker"},
+    "RingService.Relay": _DATA,
     "RingService.GetRing": _LOOK,
     "RingService.GetWorkerFigures": _ALL,
     "RingService.GetWorkerResources": _LOOK,

@@ -3,9 +3,9 @@
     relay -> RelayRequest: frames -> RelayedSession: Attend, behind the gate
     relay <- RelayResponse: answers <- of all sessions, as many as are ready
 
-A session passes the gate with its own worker's metadata, so the relay's own rights give nothing to anybody. Once it is
-admitted, its messages are decided on as they are read and its answers are taken as they are sent: no task
-runs and nothing is written for a single message.
+A session passes the gate with its own worker's metadata, so the relay's own rights give nothing to anybody.
+Once it is admitted, its messages are decided on as they are read and its answers are taken as they are sent:
+no task runs and nothing is written for a single message.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class RelayedSession(LocalContext):
 
 
 class RelayStream:
-    """One relay's stream. Used from one event loop. peer: the relay. batch: answers that are not written yet."""
+    """One relay's stream. Used from one event loop. peer: the relay. batch: answers to be written."""
 
     def __init__(self, attends: RelayedAttends, peer: str, sessions_max: int) -> None:
         self.peer = peer

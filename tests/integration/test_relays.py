@@ -1,0 +1,320 @@
+"""Workers behind a relay: their sessions are as those of workers that are connected directly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf import duration_pb2
+
+import patience
+from elastane_agent.relay.upstream import RELAY, Upstream
+from elastane_master.security.settings import SecuritySettings
+from elastane_proto import versions
+from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc
+from integration.master_support import Worker, master_process, reason_of, serving_master
+from integration.relay_support import relay_here, relay_process
+from integration.security_support import standard_tokens, token_of
+from integration.test_master_sessions import (
+    RING,
+    SIGNATURE,
+    form_ring,
+    get_job,
+    job,
+    report,
+    wait_for_workers,
+)
+
+
+async def train(worker: Worker, steps: int = 3) -> None:
+    """Takes a job's only worker through a ring's first steps."""
+    await worker.hello(RING, signature=SIGNATURE)
+    go = await form_ring(worker)
+    for step in range(steps):
+        await worker.send(step_report=report(go, step))
+        assert (await worker.receive("prepared")).prepared.step == step
+
+
+async def test_a_worker_trains_through_a_relay_and_says_bye(tmp_path: Path) -> None:
+    async with job(tmp_path) as (master, direct), relay_here(master.address) as (address, said):
+        async with grpc.aio.insecure_channel(address) as channel:
+            worker = Worker(channel, "w0")
+            await train(worker)
+            assert (await get_job(channel)).step == (await get_job(direct)).step > 0
+            await worker.send(bye=ring_pb2.Bye(reason=ring_pb2.BYE_REASON_DRAINED))
+            assert await worker.ended() is grpc.StatusCode.OK
+            assert not (await get_job(direct)).workers
+        assert master.measures.rpcs.method("RingService.Relay", streaming=True).open == 1
+    assert not said or "broke" in said[0]
+
+
+async def test_equal_answers_travel_once(tmp_path: Path) -> None:
+    async with job(tmp_path) as (_, channel):
+        call = ring_pb2_grpc.RingServiceStub(channel).Relay()
+        frames = []
+        for number in (1, 2):
+            hello = ring_pb2.Hello(job="j", worker_id=f"w{number}", role=RING, signature=SIGNATURE)
+            frames.append(ring_pb2.RelayFrame(session=number, open=ring_pb2.RelayedCall()))
+            request = ring_pb2.AttendRequest(hello=hello).SerializeToString()
+            frames.append(ring_pb2.RelayFrame(session=number, request=request))
+        await call.write(ring_pb2.RelayRequest(frames=frames))
+        prepares = []
+        async with patience.within(20):
+            while not prepares:
+                for answer in (await call.read()).answers:
+                    response = ring_pb2.AttendResponse.FromString(answer.response)
+                    prepares += [list(answer.sessions)] if response.HasField("prepare") else []
+        assert prepares == [[1, 2]]
+        call.cancel()
+        await wait_for_workers(channel, set())
+
+
+async def test_refusals_come_through_as_they_are(tmp_path: Path) -> None:
+    async with job(tmp_path) as (master, direct), relay_here(master.address) as (address, _):
+        async with grpc.aio.insecure_channel(address) as channel:
+            errors = []
+            for way in (direct, channel):
+                stranger = Worker(way, "w0", job="absent")
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stranger.hello()
+                errors.append(reason_of(refused.value))
+                with pytest.raises(grpc.aio.AioRpcError) as missing:
+                    await job_pb2_grpc.JobServiceStub(way).Get(job_pb2.JobServiceGetRequest(name="absent"))
+                errors.append(reason_of(missing.value))
+                worker = Worker(way, "w1")
+                await worker.hello(RING, signature=SIGNATURE)
+                await worker.call.write(ring_pb2.AttendRequest())
+                assert await worker.ended() is grpc.StatusCode.INVALID_ARGUMENT
+            assert errors[:2] == errors[2:]
+            assert errors[0][2].reason == errors_pb2.ERROR_REASON_NOT_FOUND
+
+
+async def test_a_newer_stream_ends_the_older_one_whichever_way_it_comes(tmp_path: Path) -> None:
+    async with job(tmp_path) as (master, direct), relay_here(master.address) as (address, _):
+        async with grpc.aio.insecure_channel(address) as channel:
+            older, newer = Worker(channel, "w0"), Worker(direct, "w0")
+            await older.hello()
+            await newer.hello()
+            assert await older.ended() is grpc.StatusCode.ABORTED
+            again = Worker(channel, "w0")
+            await again.hello()
+            assert await newer.ended() is grpc.StatusCode.ABORTED
+
+
+async def test_a_worker_that_dies_behind_a_relay_is_missed_at_once(tmp_path: Path) -> None:
+    async with job(tmp_path, heartbeat_seconds=3600) as (master, direct):
+        async with relay_here(master.address) as (address, _), grpc.aio.insecure_channel(address) as other:
+            await Worker(other, "stays").hello()
+            async with grpc.aio.insecure_channel(address) as channel:
+                await Worker(channel, "dies").hello()
+                await wait_for_workers(direct, {"stays", "dies"})
+            await wait_for_workers(direct, {"stays"})
+
+
+async def test_a_relay_killed_in_the_middle_of_a_report_costs_its_streams_and_no_more(tmp_path: Path) -> None:
+    async with job(tmp_path, heartbeat_seconds=3600) as (master, direct):
+        async with relay_process(tmp_path, master.address) as (relay, channel):
+            worker = Worker(channel, "w0")
+            await worker.hello(RING, signature=SIGNATURE)
+            go = await form_ring(worker)
+            await worker.send(step_report=report(go, 0))
+            await worker.receive("prepared")
+            os.kill(relay.process.pid, signal.SIGSTOP)  # the report gets stuck in it
+            await worker.send(step_report=report(go, 1))
+            os.kill(relay.process.pid, signal.SIGKILL)
+            assert await worker.ended() is grpc.StatusCode.UNAVAILABLE
+            await wait_for_workers(direct, set())
+        again = Worker(direct, "w0")
+        await again.hello(
+            RING, signature=SIGNATURE, generation=go.generation, applied_step=1, holds_state=True
+        )
+        prepare = (await again.receive("prepare")).prepare
+        ready = ring_pb2.Ready(generation=prepare.generation, applied_step=1, holds_state=True)
+        await again.send(ready=ready)
+        resumed = (await again.receive("go")).go
+        assert resumed.resume_step == 1
+        await again.send(step_report=report(resumed, 1))
+        assert (await again.receive("prepared")).prepared.step == 1
+
+
+async def test_a_relay_that_stalls_holds_up_its_own_workers_only(tmp_path: Path) -> None:
+    async with job(tmp_path, heartbeat_seconds=1.0) as (master, direct):
+        async with relay_process(tmp_path, master.address) as (relay, channel):
+            behind, beside = Worker(channel, "behind"), Worker(direct, "beside")
+            await behind.hello()
+            await beside.hello()
+            await wait_for_workers(direct, {"behind", "beside"})
+
+            async def beat() -> None:
+                while True:
+                    await beside.send(heartbeat=ring_pb2.Heartbeat())
+                    await asyncio.sleep(0.1)
+
+            beats = asyncio.create_task(beat())
+            try:
+                os.kill(relay.process.pid, signal.SIGSTOP)
+                await wait_for_workers(direct, {"beside"})
+                again = Worker(direct, "behind")
+                await again.hello()
+                os.kill(relay.process.pid, signal.SIGCONT)
+                assert await behind.ended() is grpc.StatusCode.ABORTED, "it is told that it was given up"
+            finally:
+                beats.cancel()
+
+
+async def test_a_master_killed_behind_a_relay_is_found_again_through_it(tmp_path: Path) -> None:
+    async with master_process(tmp_path) as master:
+        async with grpc.aio.insecure_channel(master.address) as direct:
+            timeout = duration_pb2.Duration(seconds=30)
+            settings = job_pb2.JobSettings(ests=2, heartbeat_timeout=timeout)
+            request = job_pb2.JobServiceCreateRequest(name="j", settings=settings)
+            await job_pb2_grpc.JobServiceStub(direct).Create(request)
+        async with relay_process(tmp_path, master.address) as (relay, channel):
+            workers = [Worker(channel, f"w{number}") for number in range(3)]
+            for worker in workers:
+                await worker.hello()
+            await master.kill()
+            for worker in workers:
+                assert await worker.ended() is grpc.StatusCode.UNAVAILABLE
+            await master.start()
+            async with patience.within(30):
+                while True:
+                    again = Worker(channel, "w0")
+                    try:
+                        await again.hello()
+                        break
+                    except grpc.aio.AioRpcError as error:
+                        assert error.code() is grpc.StatusCode.UNAVAILABLE
+                        await asyncio.sleep(0.05)
+            assert "broke" in relay.log.read_text()
+
+
+async def test_relays_stand_behind_relays(tmp_path: Path) -> None:
+    async with (
+        job(tmp_path, heartbeat_seconds=3600) as (master, direct),
+        relay_here(master.address) as (upper, _),
+        relay_here(upper) as (lower, _),
+    ):
+        async with grpc.aio.insecure_channel(lower) as channel:
+            stranger = Worker(channel, "w9", job="absent")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stranger.hello()
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+            await train(Worker(channel, "w0"))
+            async with grpc.aio.insecure_channel(lower) as other:
+                await Worker(other, "dies").hello()
+                await wait_for_workers(direct, {"w0", "dies"})
+            await wait_for_workers(direct, {"w0"})
+        await wait_for_workers(direct, set())
+
+
+@contextlib.asynccontextmanager
+async def older_master() -> AsyncIterator[str]:
+    """A server that knows nothing of relays."""
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+async def test_workers_of_a_master_without_relays_are_sent_to_it_and_it_is_said(tmp_path: Path) -> None:
+    async with older_master() as address, relay_here(address) as (relay, said):
+        async with grpc.aio.insecure_channel(relay) as channel:
+            for _ in range(2):
+                assert await Worker(channel, "w0").ended() is grpc.StatusCode.UNAVAILABLE
+        assert said == [
+            f"the master at {address} is older than relays: its workers connect to it directly",
+        ]
+
+
+async def test_a_relay_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
+    async with serving_master(tmp_path) as (_, channel):
+        newer = [(versions.METADATA_KEY, str(versions.PROTOCOL + 1))]
+        call = channel.stream_stream(RELAY)(metadata=newer)
+        assert await patience.wait_for(call.code(), 20) is grpc.StatusCode.FAILED_PRECONDITION
+        assert "newer than this master" in (await call.details() or "")
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.toml"
+    path.write_text("\n".join(standard_tokens()))
+    path.chmod(0o600)
+    return path
+
+
+async def test_a_relay_gives_nobody_rights(
+    tmp_path: Path, tokens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving_master(tmp_path / "state", security=SecuritySettings(token_file=tokens)) as (
+        master,
+        _direct,
+    ):
+        monkeypatch.setenv("ELASTANE_TOKEN", token_of("operator"))  # the relay's own
+        async with relay_here(master.address) as (address, _):
+            for name in (None, "nobody-knows", "reader", "worker"):
+                metadata = [("authorization", f"Bearer {token_of(name)}")] if name else []
+                codes = []
+                for target in (master.address, address):
+                    async with grpc.aio.insecure_channel(target) as channel:
+                        call = ring_pb2_grpc.RingServiceStub(channel).Attend(metadata=metadata)
+                        hello = ring_pb2.Hello(job="mine", worker_id="w0", role=RING)
+                        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                            await call.write(ring_pb2.AttendRequest(hello=hello))
+                        codes.append(await patience.wait_for(call.code(), 20))
+                assert codes[0] is codes[1], name
+            assert codes[0] is grpc.StatusCode.NOT_FOUND, "the worker was admitted"
+
+
+async def test_without_a_token_nobody_opens_a_relay(tmp_path: Path, tokens: Path) -> None:
+    async with serving_master(tmp_path / "state", security=SecuritySettings(token_file=tokens)) as (
+        master,
+        channel,
+    ):
+        call = ring_pb2_grpc.RingServiceStub(channel).Relay()
+        assert await patience.wait_for(call.code(), 20) is grpc.StatusCode.UNAUTHENTICATED
+        async with relay_here(master.address) as (address, said):
+            async with grpc.aio.insecure_channel(address) as below:
+                assert await Worker(below, "w0").ended() is grpc.StatusCode.UNAVAILABLE
+            assert "refuses the relay" in said[0]
+
+
+async def test_a_token_does_not_leave_the_machine_unencrypted() -> None:
+    class Below:
+        status: ring_pb2.RelayedStatus | None = None
+
+        def respond(self, response: bytes) -> bool:
+            raise AssertionError
+
+        def end(self, status: ring_pb2.RelayedStatus) -> None:
+            self.status = status
+
+    upstream, below = Upstream("192.0.2.1:50051", lambda text: None), Below()
+    assert upstream.open([("authorization", "Bearer secret")], below) is None
+    assert below.status is not None and below.status.code == grpc.StatusCode.UNAUTHENTICATED.value[0]
+    assert "unencrypted" in below.status.message
+
+
+async def test_sessions_of_a_relay_are_bounded(tmp_path: Path) -> None:
+    async with serving_master(tmp_path, sessions_per_relay_max=2) as (_, channel):
+        call = ring_pb2_grpc.RingServiceStub(channel).Relay()
+        frames = [ring_pb2.RelayFrame(session=n, open=ring_pb2.RelayedCall()) for n in (1, 2, 3)]
+        await call.write(ring_pb2.RelayRequest(frames=frames))
+        assert await patience.wait_for(call.code(), 20) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_relay_that_reuses_a_number_is_refused(tmp_path: Path) -> None:
+    async with serving_master(tmp_path) as (_, channel):
+        call = ring_pb2_grpc.RingServiceStub(channel).Relay()
+        frame = ring_pb2.RelayFrame(session=1, open=ring_pb2.RelayedCall())
+        await call.write(ring_pb2.RelayRequest(frames=[frame, frame]))
+        assert await patience.wait_for(call.code(), 20) is grpc.StatusCode.INVALID_ARGUMENT

@@ -138,7 +138,7 @@ class Host:
     """The stream of a simulated relay, which carries the sessions of its workers."""
 
     def __init__(self, workers: list[Worker]) -> None:
-        self.workers = {number: worker for number, worker in enumerate(workers, 1)}
+        self.workers = dict(enumerate(workers, 1))
         self.numbers = {worker: number for number, worker in self.workers.items()}
         self.stream = BareStream("/elastane.v1.RingService/Relay", self.received, workers[0].lost)
         self.frames: list[ring_pb2.RelayFrame] = []

@@ -76,45 +76,54 @@ async def test_equal_answers_travel_once(tmp_path: Path) -> None:
 
 
 async def test_refusals_come_through_as_they_are(tmp_path: Path) -> None:
-    async with job(tmp_path) as (master, direct), relay_here(master.address) as (address, _):
-        async with grpc.aio.insecure_channel(address) as channel:
-            errors = []
-            for way in (direct, channel):
-                stranger = Worker(way, "w0", job="absent")
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await stranger.hello()
-                errors.append(reason_of(refused.value))
-                with pytest.raises(grpc.aio.AioRpcError) as missing:
-                    await job_pb2_grpc.JobServiceStub(way).Get(job_pb2.JobServiceGetRequest(name="absent"))
-                errors.append(reason_of(missing.value))
-                worker = Worker(way, "w1")
-                await worker.hello(RING, signature=SIGNATURE)
-                await worker.call.write(ring_pb2.AttendRequest())
-                assert await worker.ended() is grpc.StatusCode.INVALID_ARGUMENT
-            assert errors[:2] == errors[2:]
-            assert errors[0][2].reason == errors_pb2.ERROR_REASON_NOT_FOUND
+    async with (
+        job(tmp_path) as (master, direct),
+        relay_here(master.address) as (address, _),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        errors = []
+        for way in (direct, channel):
+            stranger = Worker(way, "w0", job="absent")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stranger.hello()
+            errors.append(reason_of(refused.value))
+            with pytest.raises(grpc.aio.AioRpcError) as missing:
+                await job_pb2_grpc.JobServiceStub(way).Get(job_pb2.JobServiceGetRequest(name="absent"))
+            errors.append(reason_of(missing.value))
+            worker = Worker(way, "w1")
+            await worker.hello(RING, signature=SIGNATURE)
+            await worker.call.write(ring_pb2.AttendRequest())
+            assert await worker.ended() is grpc.StatusCode.INVALID_ARGUMENT
+        assert errors[:2] == errors[2:]
+        assert errors[0][2].reason == errors_pb2.ERROR_REASON_NOT_FOUND
 
 
 async def test_a_newer_stream_ends_the_older_one_whichever_way_it_comes(tmp_path: Path) -> None:
-    async with job(tmp_path) as (master, direct), relay_here(master.address) as (address, _):
-        async with grpc.aio.insecure_channel(address) as channel:
-            older, newer = Worker(channel, "w0"), Worker(direct, "w0")
-            await older.hello()
-            await newer.hello()
-            assert await older.ended() is grpc.StatusCode.ABORTED
-            again = Worker(channel, "w0")
-            await again.hello()
-            assert await newer.ended() is grpc.StatusCode.ABORTED
+    async with (
+        job(tmp_path) as (master, direct),
+        relay_here(master.address) as (address, _),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        older, newer = Worker(channel, "w0"), Worker(direct, "w0")
+        await older.hello()
+        await newer.hello()
+        assert await older.ended() is grpc.StatusCode.ABORTED
+        again = Worker(channel, "w0")
+        await again.hello()
+        assert await newer.ended() is grpc.StatusCode.ABORTED
 
 
 async def test_a_worker_that_dies_behind_a_relay_is_missed_at_once(tmp_path: Path) -> None:
-    async with job(tmp_path, heartbeat_seconds=3600) as (master, direct):
-        async with relay_here(master.address) as (address, _), grpc.aio.insecure_channel(address) as other:
-            await Worker(other, "stays").hello()
-            async with grpc.aio.insecure_channel(address) as channel:
-                await Worker(channel, "dies").hello()
-                await wait_for_workers(direct, {"stays", "dies"})
-            await wait_for_workers(direct, {"stays"})
+    async with (
+        job(tmp_path, heartbeat_seconds=3600) as (master, direct),
+        relay_here(master.address) as (address, _),
+        grpc.aio.insecure_channel(address) as other,
+    ):
+        await Worker(other, "stays").hello()
+        async with grpc.aio.insecure_channel(address) as channel:
+            await Worker(channel, "dies").hello()
+            await wait_for_workers(direct, {"stays", "dies"})
+        await wait_for_workers(direct, {"stays"})
 
 
 async def test_a_relay_killed_in_the_middle_of_a_report_costs_its_streams_and_no_more(tmp_path: Path) -> None:
@@ -144,28 +153,30 @@ async def test_a_relay_killed_in_the_middle_of_a_report_costs_its_streams_and_no
 
 
 async def test_a_relay_that_stalls_holds_up_its_own_workers_only(tmp_path: Path) -> None:
-    async with job(tmp_path, heartbeat_seconds=1.0) as (master, direct):
-        async with relay_process(tmp_path, master.address) as (relay, channel):
-            behind, beside = Worker(channel, "behind"), Worker(direct, "beside")
-            await behind.hello()
-            await beside.hello()
-            await wait_for_workers(direct, {"behind", "beside"})
+    async with (
+        job(tmp_path, heartbeat_seconds=1.0) as (master, direct),
+        relay_process(tmp_path, master.address) as (relay, channel),
+    ):
+        behind, beside = Worker(channel, "behind"), Worker(direct, "beside")
+        await behind.hello()
+        await beside.hello()
+        await wait_for_workers(direct, {"behind", "beside"})
 
-            async def beat() -> None:
-                while True:
-                    await beside.send(heartbeat=ring_pb2.Heartbeat())
-                    await asyncio.sleep(0.1)
+        async def beat() -> None:
+            while True:
+                await beside.send(heartbeat=ring_pb2.Heartbeat())
+                await asyncio.sleep(0.1)
 
-            beats = asyncio.create_task(beat())
-            try:
-                os.kill(relay.process.pid, signal.SIGSTOP)
-                await wait_for_workers(direct, {"beside"})
-                again = Worker(direct, "behind")
-                await again.hello()
-                os.kill(relay.process.pid, signal.SIGCONT)
-                assert await behind.ended() is grpc.StatusCode.ABORTED, "it is told that it was given up"
-            finally:
-                beats.cancel()
+        beats = asyncio.create_task(beat())
+        try:
+            os.kill(relay.process.pid, signal.SIGSTOP)
+            await wait_for_workers(direct, {"beside"})
+            again = Worker(direct, "behind")
+            await again.hello()
+            os.kill(relay.process.pid, signal.SIGCONT)
+            assert await behind.ended() is grpc.StatusCode.ABORTED, "it is told that it was given up"
+        finally:
+            beats.cancel()
 
 
 async def test_a_master_killed_behind_a_relay_is_found_again_through_it(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class WorkerStream:
 
 
 def refusal(
-    code: grpc.StatusCode, reason: errors_pb2.ErrorReason.ValueType, text: str, hint: str = ""
+    code: grpc.StatusCode, reason: errors_pb2.ErrorReason, text: str, hint: str = ""
 ) -> ring_pb2.RelayedStatus:
     """Return the status of a refusal by this relay, in the form of the master's, to be tried again."""
     number: int = code.value[0]

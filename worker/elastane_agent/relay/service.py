@@ -46,7 +46,7 @@ class RelayService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     async def close(self) -> None:
         """Close the connections of calls that were passed on."""
         for channel in self._channels.values():
-            await channel.close()
+            await channel.close(None)
 
     # ---------------------------------------------------------------- sessions
 
@@ -84,9 +84,8 @@ class RelayService(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, fault)
         if address not in self._channels:
             self._channels[address] = open_channel(address)
-        call: Any = self._channels[address].stream_stream(method)(
-            requests, metadata=metadata, timeout=context.time_remaining()
-        )
+        opened: Any = self._channels[address]
+        call = opened.stream_stream(method)(requests, metadata=metadata, timeout=context.time_remaining())
         try:
             async for response in call:
                 await context.write(response)

@@ -22,7 +22,7 @@ from elastane_common.errors import RefusedError
 from elastane_common.message_size import size_options
 from elastane_proto.channels import channel_options
 from elastane_proto.relay_batches import BATCH_BYTES, FrameBatch, Metadata, metadata_to_proto
-from elastane_proto.v1 import errors_pb2, ring_pb2
+from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
 
 RELAY: Final = "/elastane.v1.RingService/Relay"
 WAITING_BYTES_MAX: Final = 4 * BATCH_BYTES
@@ -69,7 +69,7 @@ class RelayedSession:
         """Send a serialized AttendRequest."""
         self._link.send(ring_pb2.RelayFrame(session=self._number, request=request))
 
-    def end(self, end: ring_pb2.RelayedEnd.ValueType) -> None:
+    def end(self, end: ring_pb2.RelayedEnd) -> None:
         """The worker's side has ended."""
         self._link.end(self._number, end)
 
@@ -170,7 +170,7 @@ class _Link:
             self._room.clear()
         self._work.set()
 
-    def end(self, number: int, end: ring_pb2.RelayedEnd.ValueType) -> None:
+    def end(self, number: int, end: ring_pb2.RelayedEnd) -> None:
         self.send(ring_pb2.RelayFrame(session=number, end=end))
         if end == ring_pb2.RELAYED_END_CANCELLED:
             self._sessions.pop(number, None)
@@ -182,11 +182,8 @@ class _Link:
         code, details = grpc.StatusCode.CANCELLED, "the relay stops"
         try:
             async with open_channel(self.address) as channel:
-                call: Any = channel.stream_stream(
-                    RELAY,
-                    request_serializer=ring_pb2.RelayRequest.SerializeToString,
-                    response_deserializer=ring_pb2.RelayResponse.FromString,
-                )(metadata=[*call_metadata(), *_own_token(self.address)])
+                relay: Any = ring_pb2_grpc.RingServiceStub(channel).Relay
+                call = relay(metadata=[*call_metadata(), *_own_token(self.address)])
                 writer = asyncio.create_task(self._write(call))
                 try:
                     async for response in call:

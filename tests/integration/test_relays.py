@@ -12,15 +12,18 @@ from pathlib import Path
 import grpc
 import pytest
 from google.protobuf import duration_pb2
+from google.rpc import status_pb2
 
 import patience
 from elastane_agent.relay.upstream import RELAY, Upstream
 from elastane_master.security.settings import SecuritySettings
+from elastane_master.servers.relay_stream import REQUESTS_WAITING_MAX
 from elastane_proto import versions
+from elastane_proto.relay_batches import metadata_from_proto, metadata_to_proto
 from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc
 from integration.master_support import Worker, master_process, reason_of, serving_master
 from integration.relay_support import relay_here, relay_process
-from integration.security_support import standard_tokens, token_of
+from integration.security_support import entry, standard_tokens, token_of
 from integration.test_master_sessions import (
     RING,
     SIGNATURE,
@@ -30,6 +33,8 @@ from integration.test_master_sessions import (
     report,
     wait_for_workers,
 )
+
+STATUS = "grpc-status-details-bin"
 
 
 async def train(worker: Worker, steps: int = 3) -> None:
@@ -315,12 +320,132 @@ async def test_a_token_does_not_leave_the_machine_unencrypted() -> None:
     assert "unencrypted" in below.status.message
 
 
-async def test_sessions_of_a_relay_are_bounded(tmp_path: Path) -> None:
-    async with serving_master(tmp_path, sessions_per_relay_max=2) as (_, channel):
+async def answers_of(call: grpc.aio.StreamStreamCall, count: int) -> list[ring_pb2.RelayAnswer]:
+    """The next answers in a relay's stream."""
+    answers: list[ring_pb2.RelayAnswer] = []
+    while len(answers) < count:
+        answers += (await patience.wait_for(call.read(), 20)).answers
+    return answers
+
+
+def opened(number: int, token: str = "") -> ring_pb2.RelayFrame:
+    """The frame that opens a session with the token of that name."""
+    metadata = [("authorization", f"Bearer {token_of(token)}")] if token else []
+    return ring_pb2.RelayFrame(
+        session=number, open=ring_pb2.RelayedCall(metadata=metadata_to_proto(metadata))
+    )
+
+
+def said(number: int, **message: object) -> ring_pb2.RelayFrame:
+    """The frame with a message of a session."""
+    request = ring_pb2.AttendRequest(**message)
+    return ring_pb2.RelayFrame(session=number, request=request.SerializeToString())
+
+
+def hello(worker: str, job: str = "j") -> ring_pb2.Hello:
+    return ring_pb2.Hello(job=job, worker_id=worker, role=ring_pb2.WORKER_ROLE_TASKS)
+
+
+async def test_sessions_of_a_relay_are_bounded_and_those_it_has_go_on(tmp_path: Path) -> None:
+    async with job(tmp_path, sessions_per_relay_max=2) as (_, channel):
         call = ring_pb2_grpc.RingServiceStub(channel).Relay()
-        frames = [ring_pb2.RelayFrame(session=n, open=ring_pb2.RelayedCall()) for n in (1, 2, 3)]
+        frames = [opened(number) for number in (1, 2, 3)]
+        frames += [said(number, hello=hello(f"w{number}")) for number in (1, 2, 3)]
         await call.write(ring_pb2.RelayRequest(frames=frames))
-        assert await patience.wait_for(call.code(), 20) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        answers = await answers_of(call, 3)
+        (refused,) = [answer for answer in answers if answer.HasField("status")]
+        assert list(refused.sessions) == [3]
+        assert refused.status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        status, detail = status_pb2.Status(), errors_pb2.ErrorDetail()
+        status.ParseFromString(dict(metadata_from_proto(refused.status.trailing_metadata))[STATUS])
+        assert status.details[0].Unpack(detail)
+        assert detail.reason == errors_pb2.ERROR_REASON_BUSY and detail.retryable
+        await wait_for_workers(channel, {"w1", "w2"})
+        await call.write(ring_pb2.RelayRequest(frames=[said(1, bye=ring_pb2.Bye())]))
+        assert list((await answers_of(call, 1))[0].sessions) == [1]
+        await call.write(ring_pb2.RelayRequest(frames=[opened(4), said(4, hello=hello("w4"))]))
+        await wait_for_workers(channel, {"w2", "w4"})
+
+
+async def test_a_session_that_sends_on_before_it_is_admitted_is_ended_alone(tmp_path: Path) -> None:
+    async with job(tmp_path) as (_, channel):
+        call = ring_pb2_grpc.RingServiceStub(channel).Relay()
+        beats = [said(1, heartbeat=ring_pb2.Heartbeat())] * (REQUESTS_WAITING_MAX + 1)
+        frames = [opened(1), said(1, hello=hello("w1")), *beats, opened(2), said(2, hello=hello("w2"))]
+        await call.write(ring_pb2.RelayRequest(frames=frames))
+        ended = [answer for answer in await answers_of(call, 2) if answer.HasField("status")]
+        while not ended:
+            ended = [answer for answer in await answers_of(call, 1) if answer.HasField("status")]
+        assert list(ended[0].sessions) == [1]
+        assert ended[0].status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+        await wait_for_workers(channel, {"w2"})
+
+
+async def test_a_token_that_is_withdrawn_ends_the_sessions_that_have_it_and_no_others(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tokens.toml"
+    entries = {name: entry(name, ["worker"], ["j"]) for name in ("old", "stays", "relay")}
+    boss = entry("boss", ["operator"], ["j"])
+    path.write_text(boss + "".join(entries.values()))
+    path.chmod(0o600)
+    security = SecuritySettings(token_file=path)
+    async with serving_master(tmp_path / "state", security=security) as (master, channel):
+        operator = [("authorization", f"Bearer {token_of('boss')}")]
+        jobs = job_pb2_grpc.JobServiceStub(channel)
+        await jobs.Create(
+            job_pb2.JobServiceCreateRequest(name="j", settings=job_pb2.JobSettings(ests=1)), metadata=operator
+        )
+
+        async def attending() -> set[str]:
+            found = await jobs.Get(job_pb2.JobServiceGetRequest(name="j"), metadata=operator)
+            return {worker.worker_id for worker in found.job.workers}
+
+        async def until(workers: set[str]) -> None:
+            async with patience.within(20):
+                while await attending() != workers:
+                    await asyncio.sleep(0.01)
+
+        call = ring_pb2_grpc.RingServiceStub(channel).Relay(
+            metadata=[("authorization", f"Bearer {token_of('relay')}")]
+        )
+        frames = [opened(1, "old"), opened(2, "stays")]
+        frames += [said(1, hello=hello("w-old")), said(2, hello=hello("w-stays"))]
+        await call.write(ring_pb2.RelayRequest(frames=frames))
+        await until({"w-old", "w-stays"})
+        path.write_text(boss + entries["stays"] + entries["relay"])
+        os.utime(path, ns=(0, 0))
+        master.refresh_security()
+        statuses: list[ring_pb2.RelayAnswer] = []
+        while not statuses:
+            statuses = [answer for answer in await answers_of(call, 1) if answer.HasField("status")]
+        assert [(list(one.sessions), one.status.code) for one in statuses] == [
+            ([1], grpc.StatusCode.UNAUTHENTICATED.value[0])
+        ]
+        await until({"w-stays"})
+        path.write_text(boss + entries["stays"])
+        os.utime(path, ns=(1, 1))
+        master.refresh_security()
+        assert await patience.wait_for(call.code(), 20) is grpc.StatusCode.UNAUTHENTICATED
+        await until(set())
+
+
+async def test_sessions_behind_a_relay_count_for_their_tokens_quota(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    few = entry("few", ["worker"], ["j"], sessions_max=1)
+    path.write_text(few + entry("boss", ["operator"], ["j"]))
+    path.chmod(0o600)
+    security = SecuritySettings(token_file=path)
+    async with serving_master(tmp_path / "state", security=security) as (_, channel):
+        operator = [("authorization", f"Bearer {token_of('boss')}")]
+        request = job_pb2.JobServiceCreateRequest(name="j", settings=job_pb2.JobSettings(ests=1))
+        await job_pb2_grpc.JobServiceStub(channel).Create(request, metadata=operator)
+        call = ring_pb2_grpc.RingServiceStub(channel).Relay(metadata=operator)
+        frames = [opened(1, "few"), said(1, hello=hello("w1")), opened(2, "few"), said(2, hello=hello("w2"))]
+        await call.write(ring_pb2.RelayRequest(frames=frames))
+        ended = [answer for answer in await answers_of(call, 2) if answer.HasField("status")]
+        assert [list(answer.sessions) for answer in ended] == [[2]]
+        assert "sessions_max" in ended[0].status.message or "session" in ended[0].status.message
 
 
 async def test_a_relay_that_reuses_a_number_is_refused(tmp_path: Path) -> None:

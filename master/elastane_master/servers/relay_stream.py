@@ -13,23 +13,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, Final, NoReturn, Protocol, cast
 
 import grpc
 import structlog
 from google.protobuf.message import DecodeError
+from grpc_status import rpc_status
 
 from elastane_master.decisions.effects import WorkerMessage
 from elastane_master.decisions.events import Rejection
 from elastane_master.servers.binding import Malformed
-from elastane_master.servers.errors import REFUSALS
+from elastane_master.servers.errors import REFUSALS, status_of
 from elastane_master.servers.gate import Gate, LocalContext
 from elastane_proto.relay_batches import AnswerBatch, metadata_from_proto, metadata_to_proto
 from elastane_proto.v1 import ring_pb2
 
 logger = structlog.get_logger(__name__)
 
-ATTEND = "/elastane.v1.RingService/Attend"
+ATTEND: Final = "/elastane.v1.RingService/Attend"
+
+REQUESTS_WAITING_MAX: Final = 100
+REQUESTS_WAITING_BYTES_MAX: Final = 16 * 2**20
+"""Limits of what a session sends before it is admitted: a worker sends Hello and waits for the answer.
+
+A stream of its own is not read meanwhile; a relay's stream must be, for its other sessions.
+"""
 
 Encode = Callable[[WorkerMessage], bytes]
 
@@ -64,6 +72,10 @@ class RelayedAttends:
         self._gate = gate
         self._handlers = handlers
 
+    def origin(self, peer: str) -> str:
+        """Return the address of a relay that gRPC calls `peer`, for the log."""
+        return self._gate.origin(peer)
+
     async def handler(self, metadata: Sequence[tuple[str, str | bytes]]) -> Any:
         """Return the handler of a call with this metadata, which refuses whom the gate does not admit."""
         details = cast(grpc.HandlerCallDetails, _Details(ATTEND, tuple(metadata)))
@@ -85,6 +97,8 @@ class RelayedSession(LocalContext):
         self._number = number
         self._metadata = tuple(metadata)
         self._requests: list[ring_pb2.AttendRequest | Malformed] = []
+        self._waiting_bytes = 0
+        self._surplus: Rejection | None = None
         self._requests_over = False
         self._wake: asyncio.Future[None] | None = None
         self._reading: Reading | None = None
@@ -122,7 +136,9 @@ class RelayedSession(LocalContext):
         waiting, self._requests = self._requests, []
         for request in waiting:
             self._take(request)
-        if self._requests_over:
+        if self._surplus is not None:
+            self._refuse(self._surplus)
+        elif self._requests_over:
             self.requests_over()
 
     @property
@@ -151,9 +167,23 @@ class RelayedSession(LocalContext):
             request = Malformed("AttendRequest", len(payload))
         if self._reading is not None:
             self._take(request)
+            return
+        self._waiting_bytes += len(payload)
+        if self._surplus is not None:
+            return
+        is_bytes = bool(self._requests) and self._waiting_bytes > REQUESTS_WAITING_BYTES_MAX
+        if is_bytes or len(self._requests) >= REQUESTS_WAITING_MAX:
+            self._surplus = Rejection(
+                "limit_exceeded",
+                f"the session sent more than {REQUESTS_WAITING_MAX} messages, or "
+                f"{REQUESTS_WAITING_BYTES_MAX:,} bytes, before it was admitted",
+                hint="send Hello, and wait for the answer",
+                limit="messages before the answer to Hello",
+                maximum=REQUESTS_WAITING_MAX,
+            )
         else:
             self._requests.append(request)
-            self._notify()
+        self._notify()
 
     def requests_over(self) -> None:
         """The worker sends nothing more."""
@@ -174,10 +204,15 @@ class RelayedSession(LocalContext):
         try:
             self._reading.take(request)
         except REFUSALS as error:
-            self._refusing = asyncio.create_task(self._refused(self._reading, error))
+            self._refuse(error)
         except Exception:  # a bug costs this session, not the relay's others
             logger.exception("a message of a relayed session could not be handled", session=self._number)
             self.cancel()
+
+    def _refuse(self, error: Exception) -> None:
+        assert self._reading is not None
+        if self._refusing is None:
+            self._refusing = asyncio.create_task(self._refused(self._reading, error))
 
     async def _refused(self, reading: Reading, error: Exception) -> None:
         try:
@@ -210,6 +245,8 @@ class RelayedSession(LocalContext):
         while True:
             while self._requests:
                 yield self._requests.pop(0)
+            if self._surplus is not None:
+                raise self._surplus
             if self._requests_over:
                 return
             self._wake = asyncio.get_running_loop().create_future()
@@ -244,6 +281,9 @@ class RelayStream:
                     self._take(frame)
         except Rejection as refusal:
             self._failure = refusal
+        except Exception:  # its sessions must not wait for a relay that nobody reads
+            logger.exception("a relay's stream could not be read", relay=self.peer)
+            self._failure = Rejection("internal", "the relay's stream could not be read", hint="open another")
         finally:
             self._over = True
             self._notify()
@@ -304,15 +344,18 @@ class RelayStream:
                 hint="number the sessions of a stream in the order in which they are opened, from 1",
                 field="session",
             )
+        self._newest = frame.session
         if len(self._sessions) >= self._sessions_max:
-            raise Rejection(
+            refusal = Rejection(
                 "busy",
                 f"the relay already carries {len(self._sessions)} sessions",
                 hint="ELASTANE_SESSIONS_PER_RELAY_MAX of the master raises the limit; see docs/limits.md",
                 limit="sessions_per_relay_max",
                 maximum=self._sessions_max,
             )
-        self._newest = frame.session
+            self.batch.end(frame.session, _status_of(refusal))
+            self._notify()
+            return
         session = RelayedSession(self, frame.session, metadata_from_proto(frame.open.metadata))
         self._sessions[frame.session] = session
         session.start(self._attends)
@@ -320,3 +363,11 @@ class RelayStream:
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
+
+
+def _status_of(refusal: Rejection) -> ring_pb2.RelayedStatus:
+    """Return the typed error of a session that is not opened."""
+    status = rpc_status.to_status(status_of(refusal))
+    number: int = status.code.value[0]
+    metadata = metadata_to_proto(status.trailing_metadata)
+    return ring_pb2.RelayedStatus(code=number, message=status.details, trailing_metadata=metadata)

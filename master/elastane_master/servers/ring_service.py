@@ -101,7 +101,8 @@ class RingServicer:
         self, requests: AsyncIterator[ring_pb2.RelayRequest | Malformed], context: Context
     ) -> AsyncGenerator[bytes]:
         assert self.attends is not None, "set before the server starts"
-        stream = RelayStream(self.attends, context.peer(), self._jobs.limits.sessions_per_relay_max)
+        origin, maximum = self.attends.origin(context.peer()), self._jobs.limits.sessions_per_relay_max
+        stream = RelayStream(self.attends, origin, maximum)
         reader = asyncio.create_task(stream.read(requests))
         try:
             async for response in stream.responses():

@@ -25,6 +25,7 @@ from itertools import pairwise
 
 from bare_http2 import BareStream
 
+from elastane_agent.relay.held_heartbeats import HeldHeartbeats
 from elastane_proto.generator_positions import find_position
 from elastane_proto.v1 import common_pb2, ring_pb2
 
@@ -97,7 +98,7 @@ class Worker:
         elif kind == ring_pb2.AttendResponse.LOAD_FIELD_NUMBER:
             self.load(ring_pb2.AttendResponse.FromString(payload).load.generation)
         elif kind == ring_pb2.AttendResponse.GO_FIELD_NUMBER:
-            self.go(ring_pb2.AttendResponse.FromString(payload).go)
+            self.go(ring_pb2.Go.FromString(_nested(payload)))
         elif kind == ring_pb2.AttendResponse.WELCOME_FIELD_NUMBER:
             welcome = ring_pb2.AttendResponse.FromString(payload).welcome
             self.group.heartbeat_seconds = welcome.heartbeat_interval.ToTimedelta().total_seconds()
@@ -131,7 +132,11 @@ class Worker:
         beat = ring_pb2.Heartbeat(
             generation=self.generation, applied_step=self.prepared + 1, phase=ring_pb2.TRAINER_PHASE_STEP
         )
-        self.send(ring_pb2.AttendRequest(heartbeat=beat))
+        request = ring_pb2.AttendRequest(heartbeat=beat)
+        if self.host is not None:
+            self.host.beat(self, request.SerializeToString())
+        else:
+            self.send(request)
 
 
 class Host:
@@ -142,6 +147,8 @@ class Host:
         self.numbers = {worker: number for number, worker in self.workers.items()}
         self.stream = BareStream("/elastane.v1.RingService/Relay", self.received, workers[0].lost)
         self.frames: list[ring_pb2.RelayFrame] = []
+        self.heartbeats = HeldHeartbeats()
+        self.timer: asyncio.TimerHandle | None = None
         self.connected: asyncio.Task[object] | None = None
         for worker in workers:
             worker.host = self
@@ -170,12 +177,26 @@ class Host:
     def frame(self, worker: Worker, payload: bytes) -> None:
         self.frames.append(ring_pb2.RelayFrame(session=self.numbers[worker], request=payload))
 
+    def beat(self, worker: Worker, payload: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self.heartbeats.hold(self.numbers[worker], payload, loop.time())
+        assert self.heartbeats.due is not None
+        if self.heartbeats.due <= loop.time():
+            self.flush()
+        elif self.timer is None:
+            self.timer = loop.call_at(self.heartbeats.due, self.flush)
+
     def flush(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self.frames[:0] = self.heartbeats.take(asyncio.get_running_loop().time())
         if self.frames:
             self.stream.send(ring_pb2.RelayRequest(frames=self.frames).SerializeToString())
             self.frames = []
 
     def received(self, payload: bytes) -> None:
+        # The members of a ring, in a tail that all have in common, are not looked at.
         for answer in ring_pb2.RelayResponse.FromString(payload).answers:
             for number in answer.sessions:
                 if answer.HasField("status"):
@@ -341,6 +362,14 @@ def _number(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def _nested(payload: bytes) -> bytes:
+    """Return the message nested in `payload`, which begins with its tag and length; it may be cut."""
+    place = 1
+    while payload[place] & 128:
+        place += 1
+    return payload[place + 1 :]
 
 
 def _first_number(payload: bytes) -> int:

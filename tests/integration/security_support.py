@@ -186,9 +186,7 @@ def bearer(token: str | None) -> list[tuple[str, str]]:
     return [("authorization", f"Bearer {token}")] if token is not None else []
 
 
-def carry(
-    channel: grpc.Channel, job: str, relay: str | None, session: str | None
-) -> ring_pb2.RelayResponse:
+def carry(channel: grpc.Channel, job: str, relay: str | None, session: str | None) -> ring_pb2.RelayResponse:
     """Call Relay with the token `relay`, and within it Attend with the token `session`; return the answer.
 
     Raises grpc.RpcError, SessionError if it is the session that is refused.
@@ -198,9 +196,7 @@ def carry(
         ring_pb2.RelayFrame(
             session=1, open=ring_pb2.RelayedCall(metadata=metadata_to_proto(bearer(session)))
         ),
-        ring_pb2.RelayFrame(
-            session=1, request=ring_pb2.AttendRequest(hello=hello).SerializeToString()
-        ),
+        ring_pb2.RelayFrame(session=1, request=ring_pb2.AttendRequest(hello=hello).SerializeToString()),
     ]
     stub: Any = ring_pb2_grpc.RingServiceStub(channel)
     reply = stub.Relay(iter([ring_pb2.RelayRequest(frames=frames)]), metadata=bearer(relay), timeout=60)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from elastane_agent.relay.upstream import RELAY, Upstream
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.servers.relay_stream import REQUESTS_WAITING_MAX
 from elastane_proto import versions
-from elastane_proto.relay_batches import metadata_from_proto, metadata_to_proto
+from elastane_proto.relay_batches import metadata_from_proto, metadata_to_proto, responses_of
 from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc
 from integration.master_support import Worker, master_process, reason_of, serving_master
 from integration.relay_support import relay_here, relay_process
@@ -209,6 +210,75 @@ async def test_a_master_killed_behind_a_relay_is_found_again_through_it(tmp_path
                         assert error.code() is grpc.StatusCode.UNAVAILABLE
                         await asyncio.sleep(0.05)
             assert "broke" in relay.log.read_text()
+
+
+async def test_heartbeats_that_wait_in_a_relay_keep_a_worker_and_its_silence_is_not_noticed_later(
+    tmp_path: Path,
+) -> None:
+    async with job(tmp_path, heartbeat_seconds=2.0) as (_, channel):
+        call = ring_pb2_grpc.RingServiceStub(channel).Relay()
+        frames = [opened(number) for number in (1, 2)]
+        frames += [said(number, hello=hello(f"w{number}")) for number in (1, 2)]
+        await call.write(ring_pb2.RelayRequest(frames=frames))
+        await wait_for_workers(channel, {"w1", "w2"})
+        await asyncio.sleep(1.0)
+        old, new = (said(number, heartbeat=ring_pb2.Heartbeat()) for number in (1, 2))
+        old.held_milliseconds = 900
+        await call.write(ring_pb2.RelayRequest(frames=[old, new]))
+        began = time.monotonic()
+        await wait_for_workers(channel, {"w2"})
+        assert time.monotonic() - began < 1.9, "it counts from when the worker sent it"
+        await wait_for_workers(channel, set())
+        assert time.monotonic() - began > 1.9
+
+
+async def test_a_worker_that_beats_through_a_relay_is_not_given_up(tmp_path: Path) -> None:
+    async with (
+        job(tmp_path, heartbeat_seconds=1.0) as (master, direct),
+        relay_here(master.address) as (address, _),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        workers = [Worker(channel, f"w{number}") for number in range(2)]
+        for worker in workers:
+            await worker.hello()
+        for _ in range(10):
+            for worker in workers:
+                await worker.send(heartbeat=ring_pb2.Heartbeat())
+            await asyncio.sleep(0.3)  # the interval of a real one
+        assert {worker.worker_id for worker in (await get_job(direct)).workers} == {"w0", "w1"}
+
+
+async def test_the_members_of_a_ring_travel_once(tmp_path: Path) -> None:
+    async with job(tmp_path, ests=2) as (_, channel):
+        call = ring_pb2_grpc.RingServiceStub(channel).Relay()
+        gos: dict[int, ring_pb2.Go] = {}
+        tails = 0
+        frames = [opened(number) for number in (1, 2)]
+        frames += [
+            said(number, hello=ring_pb2.Hello(job="j", worker_id=name, role=RING, signature=SIGNATURE))
+            for number, name in ((1, "w1"), (2, "w2"))
+        ]
+        await call.write(ring_pb2.RelayRequest(frames=frames))
+        while len(gos) < 2:
+            message = await patience.wait_for(call.read(), 20)
+            tails += len(message.tails)
+            for answer, tail in responses_of(message):
+                response = ring_pb2.AttendResponse.FromString(answer.response + tail)
+                for number in answer.sessions:
+                    if response.HasField("prepare"):
+                        ready = ring_pb2.Ready(generation=response.prepare.generation)
+                        await call.write(ring_pb2.RelayRequest(frames=[said(number, ready=ready)]))
+                    elif response.HasField("load"):
+                        loaded = ring_pb2.Loaded(generation=response.load.generation)
+                        for rank in range(2):
+                            loaded.contexts.add(virtual_rank=rank).rng.python = b"initial"
+                        await call.write(ring_pb2.RelayRequest(frames=[said(number, loaded=loaded)]))
+                    elif response.HasField("go"):
+                        gos[number] = response.go
+        assert tails == 1
+        assert [len(go.members) for go in gos.values()] == [2, 2]
+        assert gos[1].members == gos[2].members
+        assert [context.virtual_rank for number in (1, 2) for context in gos[number].contexts] == [0, 1]
 
 
 async def test_relays_stand_behind_relays(tmp_path: Path) -> None:

@@ -349,7 +349,11 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             raise
         if call.rule.writes:
             logger.info(
-                "operator asks", rpc=call.rpc, caller=caller.name, job=call.job, peer=self.origin(context.peer())
+                "operator asks",
+                rpc=call.rpc,
+                caller=caller.name,
+                job=call.job,
+                peer=self.origin(context.peer()),
             )
         return request
 

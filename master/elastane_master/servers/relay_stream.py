@@ -39,14 +39,18 @@ REQUESTS_WAITING_BYTES_MAX: Final = 16 * 2**20
 A stream of its own is not read meanwhile; a relay's stream must be, for its other sessions.
 """
 
-Encode = Callable[[WorkerMessage], bytes]
+Encode = Callable[[WorkerMessage], tuple[bytes, bytes]]
+"""Serializes a message in two parts; the second is the same object for all that have it in common."""
 
 
 class Reading(Protocol):
     """Passes a worker's messages to the server of its job."""
 
-    def take(self, request: ring_pb2.AttendRequest | Malformed) -> bool:
-        """Decide on a message; False once the session has ended. Raises the errors of a refusal."""
+    def take(self, request: ring_pb2.AttendRequest | Malformed, held_seconds: float) -> bool:
+        """Decide on a message that the relay kept for so long; False once the session has ended.
+
+        Raises the errors of a refusal.
+        """
 
     def refuse(self, error: Exception) -> Awaitable[None]:
         """End the session for the error that `take` raised."""
@@ -135,7 +139,7 @@ class RelayedSession(LocalContext):
         self._reading, self._encode = reading, encode
         waiting, self._requests = self._requests, []
         for request in waiting:
-            self._take(request)
+            self._take(request, 0.0)
         if self._surplus is not None:
             self._refuse(self._surplus)
         elif self._requests_over:
@@ -148,7 +152,7 @@ class RelayedSession(LocalContext):
     def take(self, message: WorkerMessage) -> None:
         assert self._encode is not None
         try:
-            self._stream.respond(self._number, self._encode(message))
+            self._stream.respond(self._number, *self._encode(message))
         except Exception:  # it must not end the decisions, of which it is an effect
             logger.exception("a message of a relayed session could not be sent", session=self._number)
             self.cancel()
@@ -159,14 +163,14 @@ class RelayedSession(LocalContext):
         """Begin the call."""
         self.task = asyncio.create_task(self._serve(attends))
 
-    def request(self, payload: bytes) -> None:
-        """Take a serialized request."""
+    def request(self, payload: bytes, held_seconds: float) -> None:
+        """Take a serialized request, which the relay kept for so long."""
         try:
             request: ring_pb2.AttendRequest | Malformed = ring_pb2.AttendRequest.FromString(payload)
         except DecodeError:
             request = Malformed("AttendRequest", len(payload))
         if self._reading is not None:
-            self._take(request)
+            self._take(request, held_seconds)
             return
         self._waiting_bytes += len(payload)
         if self._surplus is not None:
@@ -197,12 +201,12 @@ class RelayedSession(LocalContext):
         if self.task is not None:
             self.task.cancel()
 
-    def _take(self, request: ring_pb2.AttendRequest | Malformed) -> None:
+    def _take(self, request: ring_pb2.AttendRequest | Malformed, held_seconds: float) -> None:
         assert self._reading is not None
         if self._refusing is not None or self._requests_over:
             return
         try:
-            self._reading.take(request)
+            self._reading.take(request, held_seconds)
         except REFUSALS as error:
             self._refuse(error)
         except Exception:  # a bug costs this session, not the relay's others
@@ -310,9 +314,9 @@ class RelayStream:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def respond(self, session: int, response: bytes) -> None:
+    def respond(self, session: int, response: bytes, tail: bytes = b"") -> None:
         """Send a serialized AttendResponse with whatever else is ready."""
-        self.batch.respond(session, response)
+        self.batch.respond(session, response, tail)
         self._notify()
 
     def ended(self, session: int, status: ring_pb2.RelayedStatus) -> None:
@@ -330,7 +334,7 @@ class RelayStream:
         if session is None:
             return  # it has ended here, and the relay did not know yet
         if part == "request":
-            session.request(frame.request)
+            session.request(frame.request, frame.held_milliseconds / 1000)
         elif frame.end == ring_pb2.RELAYED_END_REQUESTS_OVER:
             session.requests_over()
         else:

@@ -79,19 +79,19 @@ class RingServicer:
             await server.confirm()
             raise
 
-        def encode(message: WorkerMessage) -> bytes:
-            return self._encoder.encode(message, server.machine.state.settings, server.traceparent)
+        def parts(message: WorkerMessage) -> tuple[bytes, bytes]:
+            return self._encoder.parts(message, server.machine.state.settings, server.traceparent)
 
         reading = _Reading(server, session)
         reader: asyncio.Task[None] | None = None
         try:
             if isinstance(context, RelayedSession):
-                context.read_by(reading, encode)
+                context.read_by(reading, parts)
                 session.divert(context)
             else:
                 reader = asyncio.create_task(reading.read(requests))
             async for message in session.outgoing():
-                yield encode(message)
+                yield b"".join(parts(message))
         finally:
             if reader is not None:
                 reader.cancel()
@@ -194,15 +194,18 @@ class _Reading:
             return
         self.over()
 
-    def take(self, request: ring_pb2.AttendRequest | Malformed) -> bool:
-        """Pass one message on; False once the session has ended. Raises `REFUSALS`."""
+    def take(self, request: ring_pb2.AttendRequest | Malformed, held_seconds: float = 0.0) -> bool:
+        """Pass one message on; False once the session has ended. Raises `REFUSALS`.
+
+        held_seconds: for which a relay has kept it.
+        """
         server, session = self._server, self._session
         if session.ended:
             return False
         if isinstance(request, Malformed):
             raise request.rejection()
-        server.heard(session)
-        _keep_figures(server, session, request)
+        server.heard(session, held_seconds)
+        _keep_figures(server, session, request, held_seconds)
         event = attend_event(request, session.worker, session.id)
         if isinstance(event, AppliedReported):
             event = server.judged(session, event, rate_report(request.heartbeat.figures))
@@ -234,7 +237,7 @@ class _Reading:
 
 
 def _keep_figures(
-    server: JobServer, session: Session[WorkerMessage], request: ring_pb2.AttendRequest
+    server: JobServer, session: Session[WorkerMessage], request: ring_pb2.AttendRequest, held_seconds: float
 ) -> None:
     """Keep the figures that came with a heartbeat or Bye, in serialized form because they are rarely read."""
     kind = request.WhichOneof("message")
@@ -252,7 +255,7 @@ def _keep_figures(
     if 0 < figures.ByteSize() <= FIGURES_BYTES_MAX:
         server.keep_figures(session, figures.SerializeToString())
         if kind == "heartbeat" and server.sessions.get(session.worker) is session:
-            server.resources.tell(session.worker, _totals(server.clock(), figures))
+            server.resources.tell(session.worker, _totals(server.clock() - held_seconds, figures))
 
 
 def _totals(now: float, figures: ring_pb2.WorkerFigures) -> Totals:

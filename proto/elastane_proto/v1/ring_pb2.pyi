@@ -956,16 +956,18 @@ class RelayedCall(_message.Message):
     def __init__(self, metadata: _Optional[_Iterable[_Union[RelayedMetadatum, _Mapping]]] = ...) -> None: ...
 
 class RelayFrame(_message.Message):
-    __slots__ = ("session", "open", "request", "end")
+    __slots__ = ("session", "open", "request", "end", "held_milliseconds")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    HELD_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     session: int
     open: RelayedCall
     request: bytes
     end: RelayedEnd
-    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[RelayedCall, _Mapping]] = ..., request: _Optional[bytes] = ..., end: _Optional[_Union[RelayedEnd, str]] = ...) -> None: ...
+    held_milliseconds: int
+    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[RelayedCall, _Mapping]] = ..., request: _Optional[bytes] = ..., end: _Optional[_Union[RelayedEnd, str]] = ..., held_milliseconds: _Optional[int] = ...) -> None: ...
 
 class RelayRequest(_message.Message):
     __slots__ = ("frames",)
@@ -984,20 +986,24 @@ class RelayedStatus(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., trailing_metadata: _Optional[_Iterable[_Union[RelayedMetadatum, _Mapping]]] = ...) -> None: ...
 
 class RelayAnswer(_message.Message):
-    __slots__ = ("sessions", "response", "status")
+    __slots__ = ("sessions", "response", "status", "tail")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
     sessions: _containers.RepeatedScalarFieldContainer[int]
     response: bytes
     status: RelayedStatus
-    def __init__(self, sessions: _Optional[_Iterable[int]] = ..., response: _Optional[bytes] = ..., status: _Optional[_Union[RelayedStatus, _Mapping]] = ...) -> None: ...
+    tail: int
+    def __init__(self, sessions: _Optional[_Iterable[int]] = ..., response: _Optional[bytes] = ..., status: _Optional[_Union[RelayedStatus, _Mapping]] = ..., tail: _Optional[int] = ...) -> None: ...
 
 class RelayResponse(_message.Message):
-    __slots__ = ("answers",)
+    __slots__ = ("answers", "tails")
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    TAILS_FIELD_NUMBER: _ClassVar[int]
     answers: _containers.RepeatedCompositeFieldContainer[RelayAnswer]
-    def __init__(self, answers: _Optional[_Iterable[_Union[RelayAnswer, _Mapping]]] = ...) -> None: ...
+    tails: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, answers: _Optional[_Iterable[_Union[RelayAnswer, _Mapping]]] = ..., tails: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class GetRingRequest(_message.Message):
     __slots__ = ("job",)

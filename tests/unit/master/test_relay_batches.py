@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elastane_proto import relay_batches
-from elastane_proto.relay_batches import AnswerBatch, FrameBatch, metadata_from_proto, metadata_to_proto
+from elastane_proto.relay_batches import (
+    AnswerBatch,
+    FrameBatch,
+    metadata_from_proto,
+    metadata_to_proto,
+    responses_of,
+)
 from elastane_proto.v1 import ring_pb2
 
 
@@ -43,7 +51,7 @@ def test_nothing_is_added_to_an_answer_that_was_taken() -> None:
     assert received(batch) == {2: [b"prepared"]}
 
 
-def test_messages_are_bounded_and_a_large_part_goes_alone(monkeypatch) -> None:
+def test_messages_are_bounded_and_a_large_part_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_batches, "BATCH_BYTES", 100)
     answers, frames = AnswerBatch(), FrameBatch()
     for number in range(10):
@@ -58,6 +66,32 @@ def test_messages_are_bounded_and_a_large_part_goes_alone(monkeypatch) -> None:
         sizes.append([len(frame.request) for frame in request.frames])
     assert sum(map(len, sizes)) == 11 and sizes[0] == [60, 60] and sizes[-1][-1] == 1000
     assert frames.bytes == 0
+
+
+def test_an_end_that_answers_have_in_common_is_in_a_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_batches, "BATCH_BYTES", 30)
+    batch, members, others = AnswerBatch(), b"members" * 100, b"others" * 100
+    for session in (1, 2, 3):
+        batch.respond(session, b"go of %d, " % session + bytes(10), members)
+    batch.respond(4, b"prepared")
+    batch.respond(5, b"prepared", others)  # equal, but for its end
+    given, messages = {}, []
+    while (message := batch.take()) is not None:
+        messages.append(list(message.tails))
+        for answer, tail in responses_of(message):
+            given |= dict.fromkeys(answer.sessions, answer.response + tail)
+    assert given == {
+        **{session: b"go of %d, " % session + bytes(10) + members for session in (1, 2, 3)},
+        4: b"prepared",
+        5: b"prepared" + others,
+    }
+    assert messages == [[members], [members, others]]
+
+
+def test_an_answer_without_its_end_is_not_taken_for_whole() -> None:
+    cut = ring_pb2.RelayResponse(answers=[ring_pb2.RelayAnswer(sessions=[1], response=b"x", tail=1)])
+    with pytest.raises(ValueError, match="ends with part 1"):
+        list(responses_of(cut))
 
 
 def test_metadata_come_back_as_they_were() -> None:

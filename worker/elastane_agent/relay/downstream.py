@@ -20,8 +20,11 @@ ANSWERS_MAX: Final = 1000
 class Downstream(Protocol):
     """Who gets a session's answers: a worker's stream, or that of another relay."""
 
-    def respond(self, response: bytes) -> bool:
-        """Take a serialized AttendResponse; False if it does not read, and the session is over."""
+    def respond(self, response: bytes, tail: bytes) -> bool:
+        """Take a serialized AttendResponse, whose end may be the same object for many.
+
+        False if it does not read, and the session is over.
+        """
 
     def end(self, status: ring_pb2.RelayedStatus) -> None:
         """Take the end of the session."""
@@ -32,11 +35,11 @@ class WorkerStream:
 
     def __init__(self, answers_max: int = ANSWERS_MAX) -> None:
         self._answers_max = answers_max
-        self._answers: deque[bytes] = deque()
+        self._answers: deque[tuple[bytes, bytes]] = deque()
         self._wake: asyncio.Future[None] | None = None
         self.status: ring_pb2.RelayedStatus | None = None
 
-    def respond(self, response: bytes) -> bool:
+    def respond(self, response: bytes, tail: bytes = b"") -> bool:
         if self.status is not None:
             return False
         if len(self._answers) >= self._answers_max:
@@ -44,7 +47,7 @@ class WorkerStream:
             text = f"the worker did not read {self._answers_max} messages, and its relay keeps no more"
             self.end(refusal(grpc.StatusCode.ABORTED, errors_pb2.ERROR_REASON_EVICTED, text, "connect again"))
             return False
-        self._answers.append(response)
+        self._answers.append((response, tail))
         self._notify()
         return True
 
@@ -57,7 +60,7 @@ class WorkerStream:
         """Yield the answers in order; `status` is then set."""
         while True:
             while self._answers:
-                yield self._answers.popleft()
+                yield b"".join(self._answers.popleft())
             if self.status is not None:
                 return
             self._wake = asyncio.get_running_loop().create_future()

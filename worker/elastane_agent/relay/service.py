@@ -122,8 +122,8 @@ class _SessionBelow:
         self._below = below
         self._number = number
 
-    def respond(self, response: bytes) -> bool:
-        self._below.batch.respond(self._number, response)
+    def respond(self, response: bytes, tail: bytes) -> bool:
+        self._below.batch.respond(self._number, response, tail)
         self._below.wake.set()
         return True
 
@@ -182,7 +182,7 @@ class _RelayBelow:
         if session is None:
             return
         if frame.WhichOneof("part") == "request":
-            session.request(frame.request)
+            session.request(frame.request, frame.held_milliseconds / 1000)
         else:
             session.end(frame.end)
             if frame.end == ring_pb2.RELAYED_END_CANCELLED:

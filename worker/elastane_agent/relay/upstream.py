@@ -15,13 +15,14 @@ from typing import Any, Final
 import grpc
 
 from elastane_agent.relay.downstream import Downstream, away, refusal
+from elastane_agent.relay.held_heartbeats import HeldHeartbeats, is_heartbeat
 from elastane_common.addresses import AddressBook
 from elastane_common.connection import call_metadata
 from elastane_common.credentials import on_loopback, read_credentials
 from elastane_common.errors import RefusedError
 from elastane_common.message_size import size_options
 from elastane_proto.channels import channel_options
-from elastane_proto.relay_batches import BATCH_BYTES, FrameBatch, Metadata, metadata_to_proto
+from elastane_proto.relay_batches import BATCH_BYTES, FrameBatch, Metadata, metadata_to_proto, responses_of
 from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
 
 RELAY: Final = "/elastane.v1.RingService/Relay"
@@ -65,9 +66,12 @@ class RelayedSession:
         self._link = link
         self._number = number
 
-    def request(self, request: bytes) -> None:
-        """Send a serialized AttendRequest."""
-        self._link.send(ring_pb2.RelayFrame(session=self._number, request=request))
+    def request(self, request: bytes, held_seconds: float = 0.0) -> None:
+        """Send a serialized AttendRequest. held_seconds: for which a relay below has kept it."""
+        if is_heartbeat(request):
+            self._link.beat(self._number, request, held_seconds)
+        else:
+            self._link.send(ring_pb2.RelayFrame(session=self._number, request=request))
 
     def end(self, end: ring_pb2.RelayedEnd) -> None:
         """The worker's side has ended."""
@@ -148,6 +152,8 @@ class _Link:
         self._sessions: dict[int, Downstream] = {}
         self._newest = 0
         self._batch = FrameBatch()
+        self._heartbeats = HeldHeartbeats()
+        self._timer: asyncio.TimerHandle | None = None
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -165,15 +171,43 @@ class _Link:
     def send(self, frame: ring_pb2.RelayFrame) -> None:
         if self.over or frame.session not in self._sessions:
             return  # its end is on the way to the worker
+        self._send_heartbeats()
         self._batch.add(frame)
         if self._batch.bytes > WAITING_BYTES_MAX:
             self._room.clear()
         self._work.set()
 
+    def beat(self, number: int, request: bytes, held_seconds: float) -> None:
+        """Send a heartbeat with whatever is sent next, or soon."""
+        if self.over or number not in self._sessions:
+            return
+        loop = asyncio.get_running_loop()
+        self._heartbeats.hold(number, request, loop.time(), held_seconds)
+        due = self._heartbeats.due
+        assert due is not None
+        if due <= loop.time():
+            self._send_heartbeats()
+        elif self._timer is None or due < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(due, self._send_heartbeats)
+
+    def _send_heartbeats(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for frame in self._heartbeats.take(asyncio.get_running_loop().time()):
+            self._batch.add(frame)
+            self._work.set()
+
     def end(self, number: int, end: ring_pb2.RelayedEnd) -> None:
         self.send(ring_pb2.RelayFrame(session=number, end=end))
         if end == ring_pb2.RELAYED_END_CANCELLED:
-            self._sessions.pop(number, None)
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self._sessions.pop(number, None)
+        self._heartbeats.forget(number)
 
     async def room(self) -> None:
         await self._room.wait()
@@ -187,8 +221,8 @@ class _Link:
                 writer = asyncio.create_task(self._write(call))
                 try:
                     async for response in call:
-                        for answer in response.answers:
-                            self._deliver(answer)
+                        for answer, tail in responses_of(response):
+                            self._deliver(answer, tail)
                 finally:
                     writer.cancel()
                 code, details = await call.code(), await call.details() or ""
@@ -196,8 +230,12 @@ class _Link:
             code, details = error.code(), error.details() or ""
         except RefusedError as error:  # the relay's own token cannot be read or sent
             code, details = grpc.StatusCode.UNAUTHENTICATED, str(error)
+        except ValueError as error:  # an answer that this relay cannot read
+            code, details = grpc.StatusCode.INTERNAL, str(error)
         finally:
             self.over = True
+            if self._timer is not None:
+                self._timer.cancel()
             self._room.set()
             text = self._upstream.link_over(self, code, details)
             for downstream in self._sessions.values():
@@ -215,17 +253,17 @@ class _Link:
                     if self._batch.bytes <= WAITING_BYTES_MAX:
                         self._room.set()
 
-    def _deliver(self, answer: ring_pb2.RelayAnswer) -> None:
+    def _deliver(self, answer: ring_pb2.RelayAnswer, tail: bytes) -> None:
         for number in answer.sessions:
             downstream = self._sessions.get(number)
             if downstream is None:
                 continue
             if answer.WhichOneof("answer") == "status":
-                del self._sessions[number]
+                self._forget(number)
                 downstream.end(answer.status)
                 if answer.status.code == grpc.StatusCode.UNAVAILABLE.value[0]:
                     self._upstream.refused(self)
-            elif not downstream.respond(answer.response):
+            elif not downstream.respond(answer.response, tail):
                 self.end(number, ring_pb2.RELAYED_END_CANCELLED)
 
 

@@ -286,6 +286,7 @@ async def test_relays_stand_behind_relays(tmp_path: Path) -> None:
         job(tmp_path, heartbeat_seconds=3600) as (master, direct),
         relay_here(master.address) as (upper, _),
         relay_here(upper) as (lower, _),
+        relay_here(upper) as (beside, _),
     ):
         async with grpc.aio.insecure_channel(lower) as channel:
             stranger = Worker(channel, "w9", job="absent")
@@ -297,6 +298,11 @@ async def test_relays_stand_behind_relays(tmp_path: Path) -> None:
                 await Worker(other, "dies").hello()
                 await wait_for_workers(direct, {"w0", "dies"})
             await wait_for_workers(direct, {"w0"})
+            async with grpc.aio.insecure_channel(beside) as other:
+                await Worker(other, "beside").hello()
+                await wait_for_workers(direct, {"w0", "beside"})
+                streams = master.measures.rpcs.method("RingService.Relay", streaming=True)
+                assert streams.open == 1, "the upper relay has one stream for both"
         await wait_for_workers(direct, set())
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -217,7 +216,6 @@ def measure(case: Case, profile: str = "") -> Figures:
 
 
 def benchmark(args: argparse.Namespace, report: Report) -> None:
-    os.environ.setdefault("ELASTANE_ESTS_PER_JOB_MAX", "65536")
     sizes = [int(size) for size in args.sessions.split(",")]
     steps = args.steps or (8 if args.quick else 20)
     found: dict[int, Figures] = {}

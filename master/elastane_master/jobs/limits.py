@@ -30,7 +30,7 @@ class Limits(BaseSettings):
         default=128, ge=1, description="concurrent calls on one connection"
     )
     jobs_max: int = Field(default=1000, ge=1, description="unfinished jobs")
-    ests_per_job_max: int = Field(default=4096, ge=1, description="logical workers of a job")
+    ests_per_job_max: int = Field(default=10_000, ge=1, description="logical workers of a job")
     datasets_per_job_max: int = Field(default=1000, ge=1, description="dynamic datasets of a job")
     dataset_entries_max: int = Field(
         default=5_000_000, ge=1, description="entries of a dataset that is given as a list"

@@ -43,7 +43,8 @@ class AttendEncoder:
         self, message: WorkerMessage, settings: JobSettings, traceparents: Traceparents = untraced
     ) -> bytes:
         """Return a serialized AttendResponse."""
-        return b"".join(self.parts(message, settings, traceparents))
+        response, tail = self.parts(message, settings, traceparents)
+        return response + tail if tail else response
 
     def parts(
         self, message: WorkerMessage, settings: JobSettings, traceparents: Traceparents = untraced

@@ -91,7 +91,7 @@ class RingServicer:
             else:
                 reader = asyncio.create_task(reading.read(requests))
             async for message in session.outgoing():
-                yield b"".join(parts(message))
+                yield self._encoder.encode(message, server.machine.state.settings, server.traceparent)
         finally:
             if reader is not None:
                 reader.cancel()

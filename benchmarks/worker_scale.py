@@ -1,6 +1,7 @@
 """Latency that a master adds to a step with 10 to 5,000 workers, and its CPU, memory and bytes to the store.
 
     python benchmarks/worker_scale.py [--quick] [--json [FILE]] [--sessions 10,100,1000,5000]
+                                      [--relayed 8]
 
 Simulated workers over real sockets, with a connection each, step together once a second with contexts of
 10 KB. The latency runs from the last StepReport sent until Prepared is received: by the last worker, and by
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -49,6 +49,7 @@ class Case:
 
     draws: number of values drawn per step from Python's and torch's generators, whose states are the parts;
     0: the parts are random bytes. form: how the states are sent.
+    relayed: number of workers on a host, whose sessions share a relay's stream; 0: each has its own.
     """
 
     sessions: int
@@ -59,6 +60,7 @@ class Case:
     context_bytes: int = CONTEXT_BYTES
     draws: int = 0
     form: str = "positions"
+    relayed: int = 0
 
 
 @dataclass
@@ -87,7 +89,7 @@ class Clients:
             count = min(SESSIONS_A_PROCESS, case.sessions - number)
             numbers = (number, count, case.sessions * case.ests_each, case.context_bytes, case.changed)
             command = [sys.executable, script, address, "scale", *map(str, numbers)]
-            command += [str(case.period_seconds), str(case.steps), str(number)]
+            command += [str(case.period_seconds), str(case.steps), str(number), str(case.relayed)]
             if case.draws:
                 command += [str(case.draws), case.form]
             self._processes.append(
@@ -215,13 +217,14 @@ def measure(case: Case, profile: str = "") -> Figures:
 
 
 def benchmark(args: argparse.Namespace, report: Report) -> None:
-    os.environ.setdefault("ELASTANE_ESTS_PER_JOB_MAX", "65536")
     sizes = [int(size) for size in args.sessions.split(",")]
     steps = args.steps or (8 if args.quick else 20)
     found: dict[int, Figures] = {}
     for size in sizes:
         print(f"{size} sessions, {steps} steps", file=sys.stderr)
-        case = Case(size, steps, period_seconds=args.period, context_bytes=args.context_bytes)
+        case = Case(
+            size, steps, period_seconds=args.period, context_bytes=args.context_bytes, relayed=args.relayed
+        )
         found[size] = measure(case, args.profile)
         report.rows += rows(f"{size:,} sessions", found[size], BENDS if size >= 5000 else "")
     report.plots += plots(found)
@@ -233,6 +236,10 @@ def benchmark(args: argparse.Namespace, report: Report) -> None:
             report.rows += rows(f"1,000 sessions, generators that draw {draws:,} values", measure(drawn))
         small = Case(5000, steps, period_seconds=args.period, context_bytes=64)
         report.rows += rows("5,000 sessions, contexts of 64 bytes", measure(small))
+        relayed = Case(1000, steps, period_seconds=args.period, relayed=8)
+        report.rows += rows("1,000 sessions, 8 behind each relay", measure(relayed))
+        many = Case(10_000, steps, period_seconds=args.period, context_bytes=64, relayed=8)
+        report.rows += rows("10,000 sessions, 8 behind each relay, contexts of 64 bytes", measure(many))
     report.facts["contexts"] = f"{args.context_bytes} bytes of each EST, all of it sent each step"
     report.facts["clients"] = "on the same cores as the master and its store"
 
@@ -298,6 +305,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=0, help="steps of each size; default 20, quick 8")
     parser.add_argument("--period", type=float, default=1.0, help="seconds from step to step, at least")
     parser.add_argument("--context-bytes", type=int, default=CONTEXT_BYTES, help="of each EST")
+    parser.add_argument("--relayed", type=int, default=0, help="workers behind each relay; default: none")
     parser.add_argument("--only-sizes", action="store_true", help="nothing but one EST a session")
     parser.add_argument("--profile", default="", metavar="FILE", help="py-spy's stacks of the master")
 

@@ -1,6 +1,6 @@
 """Simulates many workers in one process: Attend sessions with a connection each.
 
-attend_sessions.py ADDRESS JOB FIRST COUNT ESTS BYTES CHANGED PERIOD STEPS SEED [DRAWS FORM]
+attend_sessions.py ADDRESS JOB FIRST COUNT ESTS BYTES CHANGED PERIOD STEPS SEED RELAYED [DRAWS FORM]
 
 Simulates COUNT workers, numbered from FIRST, of a job of ESTS, each with a context of BYTES in three parts,
 of which CHANGED (1 to 3) are sent each step. With DRAWS the parts are instead the states of Python's and
@@ -8,8 +8,9 @@ torch's generators, each of which draws as many values a step; FORM is "whole", 
 stay the same. Workers send Hello and answer Prepare and Load as real ones do. When all have received Go it
 prints "go" and waits for a line with a time (CLOCK_MONOTONIC). From then on all report their steps together,
 every PERIOD seconds or as soon as the previous step is prepared, and send heartbeats at the interval of
-Welcome. Prints JSON: for each step, when its last report was sent and when each session received its
-Prepared.
+Welcome. RELAYED: 0, or the number of workers on a host, whose sessions share a relay's stream; each host
+sends the reports of its workers in one message. Prints JSON: for each step, when its last report was sent and
+when each session received its Prepared.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from itertools import pairwise
 
 from bare_http2 import BareStream
 
+from elastane_agent.relay.held_heartbeats import HeldHeartbeats
 from elastane_proto.generator_positions import find_position
 from elastane_proto.v1 import common_pb2, ring_pb2
 
@@ -41,10 +43,15 @@ class Worker:
         self.ranks = range(0)
         self.bodies: list[bytes] = []
         self.prepared = -1
-        self.stream = BareStream("/elastane.v1.RingService/Attend", self.received, self.lost)
+        self.stream: BareStream | None = None
+        self.host: Host | None = None
 
     async def connect(self, host: str, port: int) -> None:
-        await asyncio.get_running_loop().create_connection(lambda: self.stream, host, port)
+        if self.host is not None:
+            await self.host.open(self, host, port)
+        else:
+            self.stream = BareStream("/elastane.v1.RingService/Attend", self.received, self.lost)
+            await asyncio.get_running_loop().create_connection(lambda: self.stream, host, port)
         hello = ring_pb2.Hello(
             job=self.group.job,
             worker_id=f"w{self.number}",
@@ -60,7 +67,17 @@ class Worker:
         self.send(ring_pb2.AttendRequest(hello=hello))
 
     def send(self, message: ring_pb2.AttendRequest) -> None:
-        self.stream.send(message.SerializeToString())
+        self.send_bytes(message.SerializeToString())
+        if self.host is not None:
+            self.host.flush()
+
+    def send_bytes(self, payload: bytes) -> None:
+        """Send a serialized message, behind a relay with the host's next flush."""
+        if self.host is not None:
+            self.host.frame(self, payload)
+        else:
+            assert self.stream is not None
+            self.stream.send(payload)
 
     def lost(self, why: str) -> None:
         if not self.group.over:
@@ -81,7 +98,7 @@ class Worker:
         elif kind == ring_pb2.AttendResponse.LOAD_FIELD_NUMBER:
             self.load(ring_pb2.AttendResponse.FromString(payload).load.generation)
         elif kind == ring_pb2.AttendResponse.GO_FIELD_NUMBER:
-            self.go(ring_pb2.AttendResponse.FromString(payload).go)
+            self.go(ring_pb2.Go.FromString(_nested(payload)))
         elif kind == ring_pb2.AttendResponse.WELCOME_FIELD_NUMBER:
             welcome = ring_pb2.AttendResponse.FromString(payload).welcome
             self.group.heartbeat_seconds = welcome.heartbeat_interval.ToTimedelta().total_seconds()
@@ -109,20 +126,90 @@ class Worker:
         # Serialized fields can be concatenated: append the step to the rest, which was serialized before.
         body += _tag(ring_pb2.StepReport.STEP_FIELD_NUMBER, 0) + _number(step)
         tag = _tag(ring_pb2.AttendRequest.STEP_REPORT_FIELD_NUMBER, 2)
-        self.stream.send(tag + _number(len(body)) + body)
+        self.send_bytes(tag + _number(len(body)) + body)
 
     def beat(self) -> None:
         beat = ring_pb2.Heartbeat(
             generation=self.generation, applied_step=self.prepared + 1, phase=ring_pb2.TRAINER_PHASE_STEP
         )
-        self.send(ring_pb2.AttendRequest(heartbeat=beat))
+        request = ring_pb2.AttendRequest(heartbeat=beat)
+        if self.host is not None:
+            self.host.beat(self, request.SerializeToString())
+        else:
+            self.send(request)
+
+
+class Host:
+    """The stream of a simulated relay, which carries the sessions of its workers."""
+
+    def __init__(self, workers: list[Worker]) -> None:
+        self.workers = dict(enumerate(workers, 1))
+        self.numbers = {worker: number for number, worker in self.workers.items()}
+        self.stream = BareStream("/elastane.v1.RingService/Relay", self.received, workers[0].lost)
+        self.frames: list[ring_pb2.RelayFrame] = []
+        self.heartbeats = HeldHeartbeats()
+        self.timer: asyncio.TimerHandle | None = None
+        self.connected: asyncio.Task[object] | None = None
+        for worker in workers:
+            worker.host = self
+
+    async def open(self, worker: Worker, host: str, port: int) -> None:
+        """Open a worker's session; the first one connects."""
+        if self.connected is None:
+            loop = asyncio.get_running_loop()
+            self.connected = loop.create_task(loop.create_connection(lambda: self.stream, host, port))
+        await self.connected
+        number = self.numbers[worker]
+        # Numbers grow in the order in which sessions are opened, whichever worker comes first.
+        if number != self.opened + 1:
+            self.swap(worker, self.opened + 1)
+        self.opened += 1
+        self.frames.append(ring_pb2.RelayFrame(session=self.opened, open=ring_pb2.RelayedCall()))
+
+    opened = 0
+
+    def swap(self, worker: Worker, number: int) -> None:
+        """Give a worker another's number, and that one its."""
+        other, own = self.workers[number], self.numbers[worker]
+        self.workers[number], self.workers[own] = worker, other
+        self.numbers[worker], self.numbers[other] = number, own
+
+    def frame(self, worker: Worker, payload: bytes) -> None:
+        self.frames.append(ring_pb2.RelayFrame(session=self.numbers[worker], request=payload))
+
+    def beat(self, worker: Worker, payload: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        self.heartbeats.hold(self.numbers[worker], payload, loop.time())
+        assert self.heartbeats.due is not None
+        if self.heartbeats.due <= loop.time():
+            self.flush()
+        elif self.timer is None:
+            self.timer = loop.call_at(self.heartbeats.due, self.flush)
+
+    def flush(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        self.frames[:0] = self.heartbeats.take(asyncio.get_running_loop().time())
+        if self.frames:
+            self.stream.send(ring_pb2.RelayRequest(frames=self.frames).SerializeToString())
+            self.frames = []
+
+    def received(self, payload: bytes) -> None:
+        # The members of a ring, in a tail that all have in common, are not looked at.
+        for answer in ring_pb2.RelayResponse.FromString(payload).answers:
+            for number in answer.sessions:
+                if answer.HasField("status"):
+                    self.workers[number].lost(answer.status.message)
+                else:
+                    self.workers[number].received(answer.response)
 
 
 class Group:
     """All workers of this process."""
 
     def __init__(
-        self, job: str, first: int, count: int, ests: int, size: int, changed: int, seed: int
+        self, job: str, first: int, count: int, ests: int, size: int, changed: int, seed: int, relayed: int
     ) -> None:
         self.job = job
         self.ests = ests
@@ -133,6 +220,9 @@ class Group:
         self.all_go = asyncio.Event()
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.workers = [Worker(self, number) for number in range(first, first + count)]
+        self.hosts = (
+            [Host(self.workers[at : at + relayed]) for at in range(0, count, relayed)] if relayed else []
+        )
         self.prepared_at: dict[int, list[float]] = {}
         self.sent_at: list[float] = []
         self.step_over = asyncio.Event()
@@ -224,12 +314,20 @@ class Group:
 
     async def run(self, began: float, period: float, steps: int) -> None:
         beats = asyncio.create_task(self.keep_beating())
-        at = began
+        at, count = began, len(self.workers)
         for step in range(steps):
             await asyncio.sleep(max(0.0, at - time.monotonic()))
             self.step_over.clear()
             for number, worker in enumerate(self.workers):
                 worker.report(step)
+                if (
+                    worker.host is not None
+                    and number + 1 < count
+                    and self.workers[number + 1].host is worker.host
+                ):
+                    continue
+                if worker.host is not None:
+                    worker.host.flush()
                 if number % 50 == 49:
                     await asyncio.sleep(0)  # let the event loop read answers
             self.sent_at.append(time.monotonic())
@@ -267,6 +365,14 @@ def _number(value: int) -> bytes:
     return bytes(out)
 
 
+def _nested(payload: bytes) -> bytes:
+    """Return the message nested in `payload`, which begins with its tag and length; it may be cut."""
+    place = 1
+    while payload[place] & 128:
+        place += 1
+    return payload[place + 1 :]
+
+
 def _first_number(payload: bytes) -> int:
     """Return field 1, a varint, of the message nested in `payload`, skipping the nested message's length."""
     place = 1
@@ -287,10 +393,11 @@ async def main() -> None:
     address, job = sys.argv[1:3]
     first, count, ests, size, changed = map(int, sys.argv[3:8])
     period, steps, seed = float(sys.argv[8]), int(sys.argv[9]), int(sys.argv[10])
+    relayed = int(sys.argv[11])
     host, _, port = address.rpartition(":")
-    group = Group(job, first, count, ests, size, changed, seed)
-    if len(sys.argv) > 11:
-        group.draw(int(sys.argv[11]), steps, sys.argv[12])
+    group = Group(job, first, count, ests, size, changed, seed, relayed)
+    if len(sys.argv) > 12:
+        group.draw(int(sys.argv[12]), steps, sys.argv[13])
 
     async def work() -> None:
         await group.join(host, int(port))
@@ -312,7 +419,10 @@ async def main() -> None:
     print(json.dumps({"sent": group.sent_at, "prepared": prepared}), flush=True)
     sys.stdin.readline()  # keep the sessions: other processes may still be measuring
     for worker in group.workers:
-        worker.stream.close()
+        if worker.stream is not None:
+            worker.stream.close()
+    for relay in group.hosts:
+        relay.stream.close()
 
 
 if __name__ == "__main__":

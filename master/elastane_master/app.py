@@ -37,6 +37,7 @@ from elastane_master.servers.gate import Gate, TokenFile
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.servers.log_service import LogServicer
 from elastane_master.servers.metric_service import MetricServicer
+from elastane_master.servers.relay_stream import RelayedAttends
 from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.runner_service import RunnerServicer
 from elastane_master.servers.shard_service import ShardServicer
@@ -271,6 +272,9 @@ class Master:
             for service, servicer in zip(described, servicers, strict=True)
         ]
         server.add_generic_rpc_handlers(handlers)
+        for servicer in servicers:
+            if isinstance(servicer, RingServicer):
+                servicer.attends = RelayedAttends(self.gate, handlers)
         if self._http is not None:
             from elastane_master.dashboard.local_calls import LocalCalls
 

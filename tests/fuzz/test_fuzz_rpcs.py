@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from elastane_master.app import services
 from elastane_proto.v1 import ps_pb2, ring_pb2
 from fuzz.messages import messages, mutated, spoiled, wire
-from fuzz.server import FuzzedMaster, fuzzed_master
+from fuzz.server import FAULTS_OF_OURS, FuzzedMaster, fuzzed_master
 from fuzz.templates import attend_requests, hello, ps_hello, ps_requests, request_of, slot_model
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
@@ -55,6 +55,7 @@ METHODS = [method for service in services() for method in service.methods]
 UNARY = [method for method in METHODS if not method.server_streaming]
 WATCHES = [method for method in METHODS if method.server_streaming and not method.client_streaming]
 ATTEND = "/elastane.v1.RingService/Attend"
+RELAY = "/elastane.v1.RingService/Relay"
 ATTEND_SLOTS = "/elastane.v1.SlotService/AttendSlots"
 
 
@@ -163,6 +164,63 @@ def test_streams_of_a_worker_that_says_anything_in_any_order(master: FuzzedMaste
     fuzz()
     master.check_alive()
     assert master.machine.refused and master.machine.decided
+
+
+@st.composite
+def framed(draw: st.DrawFn) -> bytes:
+    """One message of a relay, nearly right: sessions are opened, say anything, and end, in any order."""
+    request = ring_pb2.RelayRequest()
+    for _ in range(draw(st.integers(0, 6))):
+        frame = request.frames.add(session=draw(st.sampled_from((1, 1, 2, 3, 0, 2**64 - 1))))
+        match draw(st.sampled_from(("open", "hello", "request", "request", "end"))):
+            case "open":
+                frame.open.CopyFrom(draw(spoiled(ring_pb2.RelayedCall())))
+            case "hello":
+                worker = draw(st.sampled_from(("w0", "w1")))
+                frame.request = ring_pb2.AttendRequest(hello=hello(worker)).SerializeToString()
+            case "request":
+                frame.request = draw(st.one_of(said(), said(), ANYTHING, mutated(said())))
+            case "end":
+                frame.end = draw(st.sampled_from((0, 1, 2, 99)))
+    return request.SerializeToString()
+
+
+ANYTHING_FRAMED = messages(ring_pb2.RelayRequest.DESCRIPTOR).map(lambda one: one.SerializeToString())
+FRAMED = st.lists(st.one_of(framed(), framed(), framed(), ANYTHING_FRAMED, mutated(framed())), max_size=6)
+FAULTS = {code.value[0] for code in FAULTS_OF_OURS}
+
+
+def test_streams_of_a_relay_that_carries_anything(master: FuzzedMaster) -> None:
+    """No session, whatever the relay says for it, ends with a fault of the master's."""
+
+    @settings(FUZZED, max_examples=2 * EXAMPLES)
+    @given(FRAMED)
+    def fuzz(payloads: list[bytes]) -> None:
+        def requests() -> Iterator[bytes]:
+            opening = ring_pb2.RelayRequest()
+            for number, worker in ((1, "w0"), (2, "w1")):
+                opening.frames.add(session=number).open.SetInParent()
+                first = ring_pb2.AttendRequest(hello=hello(worker)).SerializeToString()
+                opening.frames.add(session=number, request=first)
+            yield opening.SerializeToString()
+            yield from payloads
+            ends = ring_pb2.RelayRequest()
+            for number in (1, 2, 3, 2**64 - 1):
+                ends.frames.add(session=number, end=ring_pb2.RELAYED_END_REQUESTS_OVER)
+            yield ends.SerializeToString()
+
+        stream = master.channel.stream_stream(RELAY)(requests(), timeout=20)
+        try:
+            for payload in stream:
+                for answer in ring_pb2.RelayResponse.FromString(payload).answers:
+                    ring_pb2.AttendResponse.FromString(answer.response)
+                    assert answer.status.code not in FAULTS, answer.status
+        except grpc.RpcError as error:
+            master.check_error(RELAY, error)
+        master.machine.check()
+
+    fuzz()
+    master.check_alive()
 
 
 @st.composite

@@ -416,3 +416,24 @@ def test_looking_at_a_job(start: Callable[..., Run], tmp_path: Path) -> None:
         assert watch.end() == 0
         assert watch.lines[-1]["datasets"][0]["complete"] is True
     assert run.end() == 0, run.said()
+
+
+def test_workers_behind_a_relay_outlive_it_and_a_master(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start("--workers", "1:2", "--relay", steps=300)
+    relay = run.until("relay_started")["address"]
+    pids = [run.until("worker_started", worker=worker)["pid"] for worker in ("w0", "w1")]
+    for pid in pids:
+        assert psutil.Process(pid).environ()["ELASTANE_MASTER"].startswith(f"{relay},")
+    with client_of(run) as client:
+        wait_for_step(client, 10, members=2)
+        (process,) = run.running("elastane_agent.relay")
+        process.kill()
+        assert "SIGKILL" in run.until("relay_died")["message"]
+        wait_for_step(client, 60, members=2)
+        (master,) = run.running("elastane_master")
+        master.kill()
+        run.until("master_restarted")
+        wait_for_step(client, 90)
+    assert run.end() == 0, run.said()
+    assert not run.of("worker_died")
+    check_history(tmp_path, 300)

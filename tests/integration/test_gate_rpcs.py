@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
+from grpc_status import rpc_status
 
 from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc, shard_pb2, training_pb2
@@ -23,7 +24,9 @@ from integration.security_support import (
     JOB,
     ROLES,
     Certificates,
+    SessionError,
     call,
+    carry,
     is_of_runs,
     methods,
     path_of,
@@ -204,6 +207,46 @@ def test_the_role_decides(served: SimpleNamespace, method: MethodDescriptor, rol
             "TrainingService.GetService",
             "TrainingService.TrainEach",  # its answer says that the empty request is refused
         )
+
+
+def _refused(ask: Callable[[], object]) -> tuple[grpc.StatusCode, str, str | None, object]:
+    """How a call is refused, its details included."""
+    with pytest.raises(grpc.RpcError) as caught:
+        ask()
+    status = rpc_status.from_call(caught.value)
+    assert status is not None
+    return *refusal(caught.value), caught.value.details(), status.details
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("job", [JOB, ABSENT])
+@pytest.mark.parametrize("relay", ["worker", "operator", "root"])
+def test_a_session_in_a_relay_is_refused_as_one_of_its_own(
+    served: SimpleNamespace, relay: str, job: str
+) -> None:
+    """The relay's token opens the stream and gives its sessions nothing."""
+    attend = BY_NAME["RingService.Attend"]
+    for name in (None, "nobody-knows", *ROLES, "stranger", "root"):
+        if job == JOB and name in ("worker", "root"):
+            continue  # it would join
+        token = token_of(name) if name is not None else None
+        direct = _refused(lambda token=token: call(served.right, attend, job, token))
+        carried = _refused(lambda token=token: carry(served.right, job, token_of(relay), token))
+        assert carried == direct, name
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("role", [*ROLES, "stranger", None])
+def test_who_may_carry_sessions_of_others(served: SimpleNamespace, role: str | None) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        carry(served.right, ABSENT, token_of(role) if role is not None else None, token_of("worker"))
+    code, reason = refusal(refused.value)
+    if role in ("worker", "operator", "stranger"):
+        assert isinstance(refused.value, SessionError)
+        assert code is grpc.StatusCode.NOT_FOUND, "the worker was admitted"
+    else:
+        assert not isinstance(refused.value, SessionError)
+        assert reason == ("UNAUTHENTICATED" if role is None else "PERMISSION_DENIED")
 
 
 def test_a_token_of_another_owner_does_not_learn_that_a_run_is_there(served: SimpleNamespace) -> None:

@@ -99,7 +99,7 @@ def report(items: dict[str, bytes], metrics: dict[str, float]) -> ring_pb2.StepR
 
 Act = Callable[[Api], Awaitable[object]]
 TOO_MUCH: dict[str, tuple[dict[str, object], Act]] = {
-    "ests_per_job_max": ({}, lambda api: api.create("k", ests=4097)),
+    "ests_per_job_max": ({}, lambda api: api.create("k", ests=10_001)),
     "url_characters_max": ({}, lambda api: api.create("k", checkpoint_url="x" * 5000)),
     "datasets_per_job_max": ({"datasets_per_job_max": 1}, lambda api: api.dataset("e")),
     "dataset_entries_max": (

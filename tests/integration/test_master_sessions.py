@@ -40,10 +40,10 @@ def duration(value: float) -> duration_pb2.Duration:
 
 @contextlib.asynccontextmanager
 async def job(
-    folder: Path, heartbeat_seconds: float = 30.0, ests: int = 2
+    folder: Path, heartbeat_seconds: float = 30.0, ests: int = 2, **options: object
 ) -> AsyncIterator[tuple[Master, grpc.aio.Channel]]:
-    """A master with job "j"."""
-    async with serving_master(folder) as (master, channel):
+    """A master with job "j". options: settings of the master."""
+    async with serving_master(folder, **options) as (master, channel):
         settings = job_pb2.JobSettings(
             ests=ests,
             heartbeat_timeout=duration(heartbeat_seconds),

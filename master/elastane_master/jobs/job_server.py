@@ -278,10 +278,10 @@ class JobServer(DurableServer[AnyEvent]):
             previous.end(Rejection("evicted", f"another stream of worker {event.worker} began"))
         return session
 
-    def heard(self, session: Session[WorkerMessage]) -> None:
-        """Record a sign of life: a message of any kind arrived."""
+    def heard(self, session: Session[WorkerMessage], held_seconds: float = 0.0) -> None:
+        """Record a sign of life: a message of any kind arrived. held_seconds: for which a relay kept it."""
         if self.sessions.get(session.worker) is session:
-            self.liveness.heard(session.worker, session.id, self.clock())
+            self.liveness.heard(session.worker, session.id, self.clock() - held_seconds)
 
     def keep_figures(self, session: Session[WorkerMessage], figures: bytes) -> None:
         """Keep a worker's latest figures for display, beyond its session."""

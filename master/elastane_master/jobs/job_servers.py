@@ -132,14 +132,14 @@ class JobServers(JobServerOwner):
         self.restored = False
         self.companions: list[Companion] = []
         self._options = options
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()
         self._on_failed = on_failed
         self._on_reachable = on_reachable
         self._creating = asyncio.Lock()
         self._unreachable: set[str] = set()
         self._table = JobTable()
         self.opening = JobOpening(
-            store, options, self._limits, self.clock, self._table, owner=self, master=self.master
+            store, options, self.limits, self.clock, self._table, owner=self, master=self.master
         )
         self.finished = FinishedJobs(
             store,
@@ -148,7 +148,7 @@ class JobServers(JobServerOwner):
             require_serving=self.require_serving,
             on_fenced=self.lead_lost,
         )
-        self._reads = asyncio.Semaphore(self._limits.store_reads_max)
+        self._reads = asyncio.Semaphore(self.limits.store_reads_max)
         self._refusal: Callable[[], Rejection | None] = lambda: None
 
     def refuse(self, refusal: Rejection | None) -> None:
@@ -372,7 +372,7 @@ class JobServers(JobServerOwner):
             view = closed.record.view
             _require_equal(name, view.original_settings, view.settings, settings)
             return await self.finished.open(closed), False
-        limits = self._limits
+        limits = self.limits
         require_within("ests_per_job_max", settings.ests, limits.ests_per_job_max, "ESTs in a job")
         characters = len(settings.checkpoint_url)
         require_within("url_characters_max", characters, limits.url_characters_max, "characters in the URL")

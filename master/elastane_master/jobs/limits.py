@@ -30,7 +30,7 @@ class Limits(BaseSettings):
         default=128, ge=1, description="concurrent calls on one connection"
     )
     jobs_max: int = Field(default=1000, ge=1, description="unfinished jobs")
-    ests_per_job_max: int = Field(default=4096, ge=1, description="logical workers of a job")
+    ests_per_job_max: int = Field(default=10_000, ge=1, description="logical workers of a job")
     datasets_per_job_max: int = Field(default=1000, ge=1, description="dynamic datasets of a job")
     dataset_entries_max: int = Field(
         default=5_000_000, ge=1, description="entries of a dataset that is given as a list"
@@ -41,6 +41,7 @@ class Limits(BaseSettings):
         default=10_000, ge=1, description="LeaseTasks calls waiting for tasks"
     )
     sessions_per_job_max: int = Field(default=10_000, ge=1, description="workers connected to a job")
+    sessions_per_relay_max: int = Field(default=4096, ge=1, description="workers connected through a relay")
     ps_per_job_max: int = Field(default=1000, ge=1, description="parameter servers connected to a job")
     session_messages_max: int = Field(default=1000, ge=10, description="unread messages queued for a worker")
     output_lines_per_worker_max: int = Field(

@@ -6,11 +6,21 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from elastane_master.decisions.events import Rejection
 
 M = TypeVar("M")
+Taken = TypeVar("Taken", contravariant=True)
+
+
+class Sink(Protocol[Taken]):
+    """Takes the messages of a session at once, instead of its stream. unread: number that it still has."""
+
+    @property
+    def unread(self) -> int: ...
+
+    def take(self, message: Taken) -> None: ...
 
 
 class Session(Generic[M]):
@@ -21,7 +31,17 @@ class Session(Generic[M]):
     the worker does not know how often to send heartbeats. ended: the session takes no more messages.
     """
 
-    __slots__ = ("_messages_max", "_outgoing", "_refusal", "_wake", "answered", "ended", "id", "worker")
+    __slots__ = (
+        "_messages_max",
+        "_outgoing",
+        "_refusal",
+        "_sink",
+        "_wake",
+        "answered",
+        "ended",
+        "id",
+        "worker",
+    )
 
     def __init__(self, worker: str, messages_max: int = 1000) -> None:
         self._messages_max = messages_max
@@ -32,12 +52,22 @@ class Session(Generic[M]):
         self.answered = False
         self.ended = False
         self._refusal: Rejection | None = None
+        self._sink: Sink[M] | None = None
+
+    def divert(self, sink: Sink[M]) -> None:
+        """Give the messages, those already queued first, to `sink` when they are put.
+
+        `outgoing` then yields none and waits for the end.
+        """
+        self._sink = sink
+        while self._outgoing:
+            sink.take(self._outgoing.popleft())
 
     def put(self, message: M) -> bool:
         """Queue a message. False if too many are unread, which ends the session."""
         if self.ended:
             return True
-        if len(self._outgoing) >= self._messages_max:
+        if (self._sink.unread if self._sink else len(self._outgoing)) >= self._messages_max:
             self._outgoing.clear()
             self.end(
                 Rejection(
@@ -49,8 +79,11 @@ class Session(Generic[M]):
             )
             return False
         self.answered = True
-        self._outgoing.append(message)
-        self._notify()
+        if self._sink is not None:
+            self._sink.take(message)
+        else:
+            self._outgoing.append(message)
+            self._notify()
         return True
 
     def end(self, refusal: Rejection | None = None) -> None:

@@ -91,6 +91,8 @@ RULES: dict[str, Rule] = {
     _SHARD + "GetAuditLog": Rule(_LOOK, "job"),
     _SHARD + "ExtendDataset": Rule(_DATA, "job"),
     _RING + "Attend": Rule(_WORKER, "hello.job", takes="session"),
+    # Admits nobody: each session in it passes with its own worker's token, as a call of Attend.
+    _RING + "Relay": Rule(_DATA),
     _RING + "GetRing": Rule(_LOOK, "job"),
     _RING + "GetWorkerFigures": Rule(_ALL, "job"),  # an agent serves those of its workers
     _RING + "GetWorkerResources": Rule(_LOOK, "job"),

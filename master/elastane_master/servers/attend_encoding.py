@@ -43,8 +43,21 @@ class AttendEncoder:
         self, message: WorkerMessage, settings: JobSettings, traceparents: Traceparents = untraced
     ) -> bytes:
         """Return a serialized AttendResponse."""
+        response, tail = self.parts(message, settings, traceparents)
+        return response + tail if tail else response
+
+    def parts(
+        self, message: WorkerMessage, settings: JobSettings, traceparents: Traceparents = untraced
+    ) -> tuple[bytes, bytes]:
+        """Return a serialized AttendResponse in two parts.
+
+        The second one, often empty, is the same object for as many as have it in common.
+        """
         if isinstance(message, effects.Go):
             return self._go(message, settings, traceparents(message.generation))
+        return self._whole(message, settings, traceparents), b""
+
+    def _whole(self, message: WorkerMessage, settings: JobSettings, traceparents: Traceparents) -> bytes:
         if not isinstance(message, effects.Prepare | effects.Prepared):
             return attend_response(message, settings).SerializeToString()
         change = message.then_prepare if isinstance(message, effects.Prepared) else message
@@ -61,7 +74,7 @@ class AttendEncoder:
             self._alike_bytes = response.SerializeToString()
         return self._alike_bytes
 
-    def _go(self, message: effects.Go, settings: JobSettings, parent: str) -> bytes:
+    def _go(self, message: effects.Go, settings: JobSettings, parent: str) -> tuple[bytes, bytes]:
         # Serialized fields are simply concatenated, so the encoded members can be appended to the rest.
         if self._members is not message.members:
             self._members = message.members
@@ -72,7 +85,8 @@ class AttendEncoder:
         own.traceparent = parent
         body = own.SerializeToString()
         tag = ring_pb2.AttendResponse.GO_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-        return b"".join((bytes((tag,)), varint(len(body) + len(self._go_members)), body, self._go_members))
+        size = varint(len(body) + len(self._go_members))
+        return b"".join((bytes((tag,)), size, body)), self._go_members
 
 
 def _is_alike(message: WorkerMessage, known: WorkerMessage | None) -> bool:

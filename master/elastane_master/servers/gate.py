@@ -252,6 +252,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             raise
         return rule, digest, caller
 
+    def origin(self, peer: str) -> str:
+        """Return the address of a caller that gRPC calls `peer`, for the log."""
+        return self.front.origin(peer) if self.front is not None else peer
+
     async def keep_tokens(self) -> None:
         """Load changes of the file once it is stable, until cancelled."""
         seen = self._tokens.stamp()
@@ -341,11 +345,15 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             caller = self._tokens.owner(call.digest)
             self._require(call, caller, first, held)
         except Rejection as error:
-            self._log_refusal(call.rpc, error, self._origin(context))
+            self._log_refusal(call.rpc, error, self.origin(context.peer()))
             raise
         if call.rule.writes:
             logger.info(
-                "operator asks", rpc=call.rpc, caller=caller.name, job=call.job, peer=self._origin(context)
+                "operator asks",
+                rpc=call.rpc,
+                caller=caller.name,
+                job=call.job,
+                peer=self.origin(context.peer()),
             )
         return request
 
@@ -434,7 +442,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """End an admitted call that is no longer allowed."""
         if call.task is not None:
             call.task.uncancel()
-        self._log_refusal(call.rpc, refusal, self._origin(context))
+        self._log_refusal(call.rpc, refusal, self.origin(context.peer()))
         await refuse(context, refusal)
 
     def _require_front(self, call: _Call, context: Context) -> None:
@@ -449,10 +457,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """Report a call to the front. known: it carried a known token."""
         if self.front is not None:
             (self.front.let_in if known else self.front.asked)(context.peer())
-
-    def _origin(self, context: Context) -> str:
-        """Address of a call's origin, for the log."""
-        return self.front.origin(context.peer()) if self.front is not None else context.peer()
 
     def _log_refusal(self, rpc: str, error: Rejection, peer: str = "") -> None:
         self.refusals[error.reason] += 1

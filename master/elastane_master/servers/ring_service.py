@@ -27,6 +27,7 @@ from elastane_master.jobs.sessions import Session
 from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.binding import Context, Malformed, first_message, require_version
 from elastane_master.servers.errors import REFUSALS, as_rejection
+from elastane_master.servers.relay_stream import RelayedAttends, RelayedSession, RelayStream
 from elastane_master.servers.translate import timestamp
 from elastane_master.servers.translate_job import event_message
 from elastane_master.servers.translate_session import attend_event, fill_members, hello, rate_report
@@ -56,9 +57,10 @@ Requests = AsyncIterator[ring_pb2.AttendRequest | Malformed]
 
 
 class RingServicer:
-    """Implementation of elastane.v1.RingService."""
+    """Implementation of elastane.v1.RingService. attends: opens relayed calls of it; set before serving."""
 
     def __init__(self, jobs: JobServers) -> None:
+        self.attends: RelayedAttends | None = None
         self._jobs = jobs
         self._encoder = AttendEncoder()
 
@@ -76,13 +78,38 @@ class RingServicer:
         except Rejection:
             await server.confirm()
             raise
-        reader = asyncio.create_task(_read(server, session, requests))
+
+        def parts(message: WorkerMessage) -> tuple[bytes, bytes]:
+            return self._encoder.parts(message, server.machine.state.settings, server.traceparent)
+
+        reading = _Reading(server, session)
+        reader: asyncio.Task[None] | None = None
         try:
+            if isinstance(context, RelayedSession):
+                context.read_by(reading, parts)
+                session.divert(context)
+            else:
+                reader = asyncio.create_task(reading.read(requests))
             async for message in session.outgoing():
                 yield self._encoder.encode(message, server.machine.state.settings, server.traceparent)
         finally:
-            reader.cancel()
+            if reader is not None:
+                reader.cancel()
             server.stream_over(session, "its stream broke without Bye")
+
+    async def Relay(
+        self, requests: AsyncIterator[ring_pb2.RelayRequest | Malformed], context: Context
+    ) -> AsyncGenerator[bytes]:
+        assert self.attends is not None, "set before the server starts"
+        origin, maximum = self.attends.origin(context.peer()), self._jobs.limits.sessions_per_relay_max
+        stream = RelayStream(self.attends, origin, maximum)
+        reader = asyncio.create_task(stream.read(requests))
+        try:
+            async for response in stream.responses():
+                yield response
+        finally:
+            reader.cancel()
+            await stream.close()
 
     async def GetRing(self, request: ring_pb2.GetRingRequest, context: Context) -> ring_pb2.GetRingResponse:
         server = await self._jobs.find(request.job)
@@ -149,22 +176,45 @@ class RingServicer:
         return [records.decode_note(payload) for _, payload in stored]
 
 
-async def _read(server: JobServer, session: Session[WorkerMessage], requests: Requests) -> None:
-    """Pass the worker's messages to the server until the stream or the session ends."""
-    try:
-        async for request in requests:
-            if isinstance(request, Malformed):
-                raise request.rejection()
-            server.heard(session)
-            _keep_figures(server, session, request)
-            event = attend_event(request, session.worker, session.id)
-            if isinstance(event, AppliedReported):
-                event = server.judged(session, event, rate_report(request.heartbeat.figures))
-            server.deliver(session, event)
-            if session.ended:
-                return
-    except REFUSALS as error:
-        rejection = as_rejection(error)
+class _Reading:
+    """Passes the messages of one session's worker to the server of its job."""
+
+    def __init__(self, server: JobServer, session: Session[WorkerMessage]) -> None:
+        self._server = server
+        self._session = session
+
+    async def read(self, requests: Requests) -> None:
+        """Pass the messages on until the stream or the session ends."""
+        try:
+            async for request in requests:
+                if not self.take(request):
+                    return
+        except REFUSALS as error:
+            await self.refuse(error)
+            return
+        self.over()
+
+    def take(self, request: ring_pb2.AttendRequest | Malformed, held_seconds: float = 0.0) -> bool:
+        """Pass one message on; False once the session has ended. Raises `REFUSALS`.
+
+        held_seconds: for which a relay has kept it.
+        """
+        server, session = self._server, self._session
+        if session.ended:
+            return False
+        if isinstance(request, Malformed):
+            raise request.rejection()
+        server.heard(session, held_seconds)
+        _keep_figures(server, session, request, held_seconds)
+        event = attend_event(request, session.worker, session.id)
+        if isinstance(event, AppliedReported):
+            event = server.judged(session, event, rate_report(request.heartbeat.figures))
+        server.deliver(session, event)
+        return not session.ended
+
+    async def refuse(self, error: Exception) -> None:
+        """End the session for an error that `take` raised."""
+        server, session, rejection = self._server, self._session, as_rejection(error)
         logger.warning(
             "a worker's message was refused",
             job=server.name,
@@ -180,12 +230,14 @@ async def _read(server: JobServer, session: Session[WorkerMessage], requests: Re
             rejection = as_rejection(other)
         session.end(rejection)
         server.close_session(session, f"its message was refused: {rejection}")
-        return
-    server.close_session(session, "its stream ended without Bye")
+
+    def over(self) -> None:
+        """Handle the end of the worker's messages."""
+        self._server.close_session(self._session, "its stream ended without Bye")
 
 
 def _keep_figures(
-    server: JobServer, session: Session[WorkerMessage], request: ring_pb2.AttendRequest
+    server: JobServer, session: Session[WorkerMessage], request: ring_pb2.AttendRequest, held_seconds: float
 ) -> None:
     """Keep the figures that came with a heartbeat or Bye, in serialized form because they are rarely read."""
     kind = request.WhichOneof("message")
@@ -203,7 +255,7 @@ def _keep_figures(
     if 0 < figures.ByteSize() <= FIGURES_BYTES_MAX:
         server.keep_figures(session, figures.SerializeToString())
         if kind == "heartbeat" and server.sessions.get(session.worker) is session:
-            server.resources.tell(session.worker, _totals(server.clock(), figures))
+            server.resources.tell(session.worker, _totals(server.clock() - held_seconds, figures))
 
 
 def _totals(now: float, figures: ring_pb2.WorkerFigures) -> Totals:

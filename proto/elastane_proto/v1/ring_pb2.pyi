@@ -32,6 +32,12 @@ class ByeReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BYE_REASON_FINISHED: _ClassVar[ByeReason]
     BYE_REASON_DRAINED: _ClassVar[ByeReason]
     BYE_REASON_FAILED: _ClassVar[ByeReason]
+
+class RelayedEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RELAYED_END_UNSPECIFIED: _ClassVar[RelayedEnd]
+    RELAYED_END_REQUESTS_OVER: _ClassVar[RelayedEnd]
+    RELAYED_END_CANCELLED: _ClassVar[RelayedEnd]
 WORKER_ROLE_UNSPECIFIED: WorkerRole
 WORKER_ROLE_RING: WorkerRole
 WORKER_ROLE_TASKS: WorkerRole
@@ -42,6 +48,9 @@ BYE_REASON_UNSPECIFIED: ByeReason
 BYE_REASON_FINISHED: ByeReason
 BYE_REASON_DRAINED: ByeReason
 BYE_REASON_FAILED: ByeReason
+RELAYED_END_UNSPECIFIED: RelayedEnd
+RELAYED_END_REQUESTS_OVER: RelayedEnd
+RELAYED_END_CANCELLED: RelayedEnd
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "shape", "dtype")
@@ -935,6 +944,70 @@ class Event(_message.Message):
     task_left_parts: _history_pb2.TaskLeftParts
     non_finite_gradient: _history_pb2.NonFiniteGradient
     def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., facts: _Optional[_Mapping[str, str]] = ..., job_created: _Optional[_Union[_history_pb2.JobCreated, _Mapping]] = ..., job_repaired: _Optional[_Union[_history_pb2.JobRepaired, _Mapping]] = ..., job_waiting: _Optional[_Union[_history_pb2.JobWaiting, _Mapping]] = ..., job_running: _Optional[_Union[_history_pb2.JobRunning, _Mapping]] = ..., job_suspended: _Optional[_Union[_history_pb2.JobSuspended, _Mapping]] = ..., job_max_wait_exceeded: _Optional[_Union[_history_pb2.JobMaxWaitExceeded, _Mapping]] = ..., job_succeeded: _Optional[_Union[_history_pb2.JobSucceeded, _Mapping]] = ..., job_failed: _Optional[_Union[_history_pb2.JobFailed, _Mapping]] = ..., job_cancelled: _Optional[_Union[_history_pb2.JobCancelled, _Mapping]] = ..., job_resumed: _Optional[_Union[_history_pb2.JobResumed, _Mapping]] = ..., suspension_called_off: _Optional[_Union[_history_pb2.SuspensionCalledOff, _Mapping]] = ..., suspension_given_up: _Optional[_Union[_history_pb2.SuspensionGivenUp, _Mapping]] = ..., steps_unsaved: _Optional[_Union[_history_pb2.StepsUnsaved, _Mapping]] = ..., ended_early: _Optional[_Union[_history_pb2.EndedEarly, _Mapping]] = ..., job_cost: _Optional[_Union[_history_pb2.JobCost, _Mapping]] = ..., prices_changed: _Optional[_Union[_history_pb2.PricesChanged, _Mapping]] = ..., master_started: _Optional[_Union[_history_pb2.MasterStarted, _Mapping]] = ..., master_recovered: _Optional[_Union[_history_pb2.MasterRecovered, _Mapping]] = ..., worker_joined: _Optional[_Union[_history_pb2.WorkerJoined, _Mapping]] = ..., worker_returned: _Optional[_Union[_history_pb2.WorkerReturned, _Mapping]] = ..., worker_standby: _Optional[_Union[_history_pb2.WorkerStandby, _Mapping]] = ..., worker_lost: _Optional[_Union[_history_pb2.WorkerLost, _Mapping]] = ..., worker_evicted: _Optional[_Union[_history_pb2.WorkerEvicted, _Mapping]] = ..., worker_left: _Optional[_Union[_history_pb2.WorkerLeft, _Mapping]] = ..., worker_draining: _Optional[_Union[_history_pb2.WorkerDraining, _Mapping]] = ..., worker_quarantined: _Optional[_Union[_history_pb2.WorkerQuarantined, _Mapping]] = ..., worker_barred: _Optional[_Union[_history_pb2.WorkerBarred, _Mapping]] = ..., worker_released: _Optional[_Union[_history_pb2.WorkerReleased, _Mapping]] = ..., notice_over: _Optional[_Union[_history_pb2.NoticeOver, _Mapping]] = ..., notice_over_unsaved: _Optional[_Union[_history_pb2.NoticeOverUnsaved, _Mapping]] = ..., ring_announced: _Optional[_Union[_history_pb2.RingAnnounced, _Mapping]] = ..., ring_scaled: _Optional[_Union[_history_pb2.RingScaled, _Mapping]] = ..., ring_formed: _Optional[_Union[_history_pb2.RingFormed, _Mapping]] = ..., checkpoint_loaded: _Optional[_Union[_history_pb2.CheckpointLoaded, _Mapping]] = ..., history_rewound: _Optional[_Union[_history_pb2.HistoryRewound, _Mapping]] = ..., store_behind: _Optional[_Union[_history_pb2.StoreBehind, _Mapping]] = ..., history_restored: _Optional[_Union[_history_pb2.HistoryRestored, _Mapping]] = ..., history_forgotten: _Optional[_Union[_history_pb2.HistoryForgotten, _Mapping]] = ..., interval_lost: _Optional[_Union[_history_pb2.IntervalLost, _Mapping]] = ..., state_differs: _Optional[_Union[_history_pb2.StateDiffers, _Mapping]] = ..., checkpoint_requested: _Optional[_Union[_history_pb2.CheckpointRequested, _Mapping]] = ..., checkpoint_failed: _Optional[_Union[_history_pb2.CheckpointFailed, _Mapping]] = ..., checkpoint_rejected: _Optional[_Union[_history_pb2.CheckpointRejected, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[_history_pb2.CheckpointSaved, _Mapping]] = ..., sentinel_difference: _Optional[_Union[_history_pb2.SentinelDifference, _Mapping]] = ..., sentinel_faulty: _Optional[_Union[_history_pb2.SentinelFaulty, _Mapping]] = ..., sentinel_undecided: _Optional[_Union[_history_pb2.SentinelUndecided, _Mapping]] = ..., dataset_created: _Optional[_Union[_history_pb2.DatasetCreated, _Mapping]] = ..., task_failed: _Optional[_Union[_history_pb2.TaskFailed, _Mapping]] = ..., task_timed_out: _Optional[_Union[_history_pb2.TaskTimedOut, _Mapping]] = ..., more_tasks_failed: _Optional[_Union[_history_pb2.MoreTasksFailed, _Mapping]] = ..., more_tasks_timed_out: _Optional[_Union[_history_pb2.MoreTasksTimedOut, _Mapping]] = ..., scaling_set: _Optional[_Union[_history_pb2.ScalingSet, _Mapping]] = ..., job_autoscaled: _Optional[_Union[_history_pb2.JobAutoscaled, _Mapping]] = ..., scale_rolled_back: _Optional[_Union[_history_pb2.ScaleRolledBack, _Mapping]] = ..., host_barred: _Optional[_Union[_history_pb2.HostBarred, _Mapping]] = ..., worker_exited: _Optional[_Union[_history_pb2.WorkerExited, _Mapping]] = ..., straggler_reweighted: _Optional[_Union[_history_pb2.StragglerReweighted, _Mapping]] = ..., straggler_replaced: _Optional[_Union[_history_pb2.StragglerReplaced, _Mapping]] = ..., stages_planned: _Optional[_Union[_history_pb2.StagesPlanned, _Mapping]] = ..., units_lost: _Optional[_Union[_history_pb2.UnitsLost, _Mapping]] = ..., pipeline_without: _Optional[_Union[_history_pb2.PipelineWithout, _Mapping]] = ..., log_files_incomplete: _Optional[_Union[_history_pb2.LogFilesIncomplete, _Mapping]] = ..., units_awaited: _Optional[_Union[_history_pb2.UnitsAwaited, _Mapping]] = ..., model_registered: _Optional[_Union[_history_pb2.ModelRegistered, _Mapping]] = ..., ps_joined: _Optional[_Union[_history_pb2.PsJoined, _Mapping]] = ..., ps_lost: _Optional[_Union[_history_pb2.PsLost, _Mapping]] = ..., ps_draining: _Optional[_Union[_history_pb2.PsDraining, _Mapping]] = ..., ps_left: _Optional[_Union[_history_pb2.PsLeft, _Mapping]] = ..., slots_moved: _Optional[_Union[_history_pb2.SlotsMoved, _Mapping]] = ..., slots_restored: _Optional[_Union[_history_pb2.SlotsRestored, _Mapping]] = ..., slots_unrestored: _Optional[_Union[_history_pb2.SlotsUnrestored, _Mapping]] = ..., slots_rewound: _Optional[_Union[_history_pb2.SlotsRewound, _Mapping]] = ..., slots_unsaved: _Optional[_Union[_history_pb2.SlotsUnsaved, _Mapping]] = ..., slots_checkpointed: _Optional[_Union[_history_pb2.SlotsCheckpointed, _Mapping]] = ..., tasks_reopened: _Optional[_Union[_history_pb2.TasksReopened, _Mapping]] = ..., task_left_parts: _Optional[_Union[_history_pb2.TaskLeftParts, _Mapping]] = ..., non_finite_gradient: _Optional[_Union[_history_pb2.NonFiniteGradient, _Mapping]] = ...) -> None: ...
+
+class RelayedMetadatum(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: bytes
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class RelayedCall(_message.Message):
+    __slots__ = ("metadata",)
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    metadata: _containers.RepeatedCompositeFieldContainer[RelayedMetadatum]
+    def __init__(self, metadata: _Optional[_Iterable[_Union[RelayedMetadatum, _Mapping]]] = ...) -> None: ...
+
+class RelayFrame(_message.Message):
+    __slots__ = ("session", "open", "request", "end", "held_milliseconds")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    HELD_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    open: RelayedCall
+    request: bytes
+    end: RelayedEnd
+    held_milliseconds: int
+    def __init__(self, session: _Optional[int] = ..., open: _Optional[_Union[RelayedCall, _Mapping]] = ..., request: _Optional[bytes] = ..., end: _Optional[_Union[RelayedEnd, str]] = ..., held_milliseconds: _Optional[int] = ...) -> None: ...
+
+class RelayRequest(_message.Message):
+    __slots__ = ("frames",)
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedCompositeFieldContainer[RelayFrame]
+    def __init__(self, frames: _Optional[_Iterable[_Union[RelayFrame, _Mapping]]] = ...) -> None: ...
+
+class RelayedStatus(_message.Message):
+    __slots__ = ("code", "message", "trailing_metadata")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TRAILING_METADATA_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    trailing_metadata: _containers.RepeatedCompositeFieldContainer[RelayedMetadatum]
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., trailing_metadata: _Optional[_Iterable[_Union[RelayedMetadatum, _Mapping]]] = ...) -> None: ...
+
+class RelayAnswer(_message.Message):
+    __slots__ = ("sessions", "response", "status", "tail")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedScalarFieldContainer[int]
+    response: bytes
+    status: RelayedStatus
+    tail: int
+    def __init__(self, sessions: _Optional[_Iterable[int]] = ..., response: _Optional[bytes] = ..., status: _Optional[_Union[RelayedStatus, _Mapping]] = ..., tail: _Optional[int] = ...) -> None: ...
+
+class RelayResponse(_message.Message):
+    __slots__ = ("answers", "tails")
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    TAILS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[RelayAnswer]
+    tails: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, answers: _Optional[_Iterable[_Union[RelayAnswer, _Mapping]]] = ..., tails: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class GetRingRequest(_message.Message):
     __slots__ = ("job",)

@@ -40,6 +40,11 @@ class RingServiceStub:
                 request_serializer=elastane__proto_dot_v1_dot_ring__pb2.AttendRequest.SerializeToString,
                 response_deserializer=elastane__proto_dot_v1_dot_ring__pb2.AttendResponse.FromString,
                 _registered_method=True)
+        self.Relay = channel.stream_stream(
+                '/elastane.v1.RingService/Relay',
+                request_serializer=elastane__proto_dot_v1_dot_ring__pb2.RelayRequest.SerializeToString,
+                response_deserializer=elastane__proto_dot_v1_dot_ring__pb2.RelayResponse.FromString,
+                _registered_method=True)
         self.GetRing = channel.unary_unary(
                 '/elastane.v1.RingService/GetRing',
                 request_serializer=elastane__proto_dot_v1_dot_ring__pb2.GetRingRequest.SerializeToString,
@@ -68,6 +73,14 @@ class RingServiceServicer:
 
     def Attend(self, request_iterator, context):
         """A worker's session; one stream per worker, from Hello to Bye.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Relay(self, request_iterator, context):
+        """Sessions of a host's workers in one stream, carried by a relay. Each of them is a call of Attend: opened with the
+        credentials of its worker, admitted or refused as if the worker had called, and ended with its own status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,6 +120,11 @@ def add_RingServiceServicer_to_server(servicer, server):
                     servicer.Attend,
                     request_deserializer=elastane__proto_dot_v1_dot_ring__pb2.AttendRequest.FromString,
                     response_serializer=elastane__proto_dot_v1_dot_ring__pb2.AttendResponse.SerializeToString,
+            ),
+            'Relay': grpc.stream_stream_rpc_method_handler(
+                    servicer.Relay,
+                    request_deserializer=elastane__proto_dot_v1_dot_ring__pb2.RelayRequest.FromString,
+                    response_serializer=elastane__proto_dot_v1_dot_ring__pb2.RelayResponse.SerializeToString,
             ),
             'GetRing': grpc.unary_unary_rpc_method_handler(
                     servicer.GetRing,
@@ -157,6 +175,33 @@ class RingService:
             '/elastane.v1.RingService/Attend',
             elastane__proto_dot_v1_dot_ring__pb2.AttendRequest.SerializeToString,
             elastane__proto_dot_v1_dot_ring__pb2.AttendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Relay(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/elastane.v1.RingService/Relay',
+            elastane__proto_dot_v1_dot_ring__pb2.RelayRequest.SerializeToString,
+            elastane__proto_dot_v1_dot_ring__pb2.RelayResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 
 import grpc
@@ -191,8 +192,8 @@ def heartbeats(trainer: Trainer) -> None:
         trainer.outgoing.put(Request(heartbeat=heartbeat))
 
 
-def attend(trainer: Trainer) -> int | None:
-    """One stream; the exit code, or None when it broke."""
+def attend(trainer: Trainer, address: str) -> int | None:
+    """One stream to the master at `address`; the exit code, or None when it broke."""
     outgoing = trainer.outgoing = queue.SimpleQueue()
 
     def requests() -> Iterator[Request]:
@@ -201,7 +202,7 @@ def attend(trainer: Trainer) -> int | None:
             yield request
 
     code = None
-    with grpc.insecure_channel(os.environ["ELASTANE_MASTER"]) as channel:
+    with grpc.insecure_channel(address) as channel:
         try:
             for response in ring_pb2_grpc.RingServiceStub(channel).Attend(requests()):
                 kind = response.WhichOneof("message")
@@ -220,8 +221,8 @@ def main() -> None:
     trainer = Trainer()
     signal.signal(signal.SIGTERM, lambda *_: trainer.leave())
     threading.Thread(target=heartbeats, args=(trainer,), daemon=True).start()
-    while True:
-        code = attend(trainer)
+    for address in cycle(os.environ["ELASTANE_MASTER"].split(",")):
+        code = attend(trainer, address)
         if code is not None:
             print(f"ended at step {trainer.applied}")
             sys.exit(code)

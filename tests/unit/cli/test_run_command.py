@@ -289,3 +289,16 @@ def test_without_torch_no_worker_is_started(
     ran = run("--ests", "2")
     assert (ran.exit_code, asked) == (3, [])
     assert "pip install 'elastane[worker]'" in ran.output
+
+
+def test_a_relay_is_asked_for_and_refused_with_hosts(asked: list[AgentSettings], tmp_path: Path) -> None:
+    assert run("--ests", "2", "--relay").exit_code == 4
+    assert run("--ests", "2").exit_code == 4
+    assert [settings.relay for settings in asked] == [True, False]
+    hosts = tmp_path / "hosts"
+    hosts.write_text("#!/bin/sh\necho a:1\n")
+    hosts.chmod(0o755)
+    refused = run("--ests", "2", "--relay", "--hosts", str(hosts))
+    assert refused.exit_code == 2
+    assert "a relay is for workers of this machine, not with --hosts" in " ".join(refused.output.split())
+    assert len(asked) == 2

@@ -32,6 +32,7 @@ from elastane_agent.supervisor.agent_events import (
     MasterExited,
     Noticed,
     PsExited,
+    RelayExited,
     Signalled,
     WarmExited,
     WorkerExited,
@@ -55,6 +56,7 @@ from elastane_agent.supervisor.policy import OVER, SupervisorPolicy
 from elastane_agent.supervisor.price_feed import PriceListFeed, feed_of
 from elastane_agent.supervisor.price_table import PriceFeed
 from elastane_agent.supervisor.ps_children import PsChildren
+from elastane_agent.supervisor.relay_keeper import RelayKeeper
 from elastane_agent.supervisor.replaced import barred_seconds
 from elastane_agent.supervisor.settings import AgentSettings
 from elastane_agent.supervisor.warm_pool import WarmPool, is_settled
@@ -113,6 +115,8 @@ class Agent:
         self._gpus: dict[str, str] = {}
         #: The embedded master; None: the user has given one.
         self._embedded: MasterKeeper | None = None
+        #: None: workers connect to the master directly.
+        self._relay: RelayKeeper | None = None
         self._absence = MasterAbsence(output, settings.master_timeout_seconds)
         self._watch_client: MasterClient | None = None
         self._notices = NodeNotices(
@@ -134,6 +138,8 @@ class Agent:
         self._prices: PriceFeed | PriceListFeed | None = None
         self._metrics = AgentMetrics(settings.job, settings.metrics, self._worker_figures)
         self._address = ""
+        #: Where workers of this machine find the master.
+        self._worker_address = ""
         self._job = job_pb2.Job()
         self._starting = True
         self._said_of_what_was_kept = ""
@@ -175,6 +181,7 @@ class Agent:
                 view = self._enter_job()
                 self._starting = False
                 self._lines.start(self._address)
+                self._open_relay()
                 self._watch_job()
                 self._feed_prices()
                 self._watch_notices()
@@ -210,6 +217,12 @@ class Agent:
             self._settings, self._output, lambda status: self._events.put(MasterExited(status))
         )
         self._address = self._embedded.start()
+
+    def _open_relay(self) -> None:
+        self._worker_address = self._address
+        if self._settings.relay and self._settings.hosts is None:
+            self._relay = RelayKeeper(self._output, lambda status: self._events.put(RelayExited(status)))
+            self._worker_address = self._relay.start(self._address)
 
     def _enter_job(self) -> JobView:
         settings, asked = self._settings, self._asked_settings()
@@ -307,7 +320,15 @@ class Agent:
         embedded = self._embedded
         disk_due = embedded.look_at_disk() if embedded is not None else None
         restart_due = embedded.restart_due if embedded is not None else None
-        every = (self._policy.next_due(), self._ps.policy.next_due(), restart_due, places_due, disk_due)
+        relay_due = self._relay.restart_due if self._relay is not None else None
+        every = (
+            self._policy.next_due(),
+            self._ps.policy.next_due(),
+            restart_due,
+            relay_due,
+            places_due,
+            disk_due,
+        )
         dues = [due for due in every if due is not None]
         timeout = max(0.0, min(dues) - time.monotonic()) if dues else None
         try:
@@ -320,6 +341,8 @@ class Agent:
         if self._is_restart_due(now) and self._code is None:
             self._perform(self._restart_master())
         now = time.monotonic()
+        if self._relay is not None and relay_due is not None and now >= relay_due:
+            self._relay.restart()
         if places_due is not None and now >= places_due:
             self._perform(self._places_changed(now))
         self._perform(self._policy.tick(now))
@@ -339,6 +362,10 @@ class Agent:
                 actions = [*self._policy.job_changed(now, view), *self._attending(now, view)]
                 self._preload(view, actions)
                 return actions
+            case RelayExited(status):
+                if self._relay is not None:
+                    self._relay.died(now, status)
+                return []
             case PsExited(ps, status):
                 return self._ps_exited(now, ps, status)
             case Signalled(number):
@@ -494,14 +521,14 @@ class Agent:
         running = [name for name, child in self._workers.items() if child.status is None]
         if not self._settings.warm or actions or not is_settled(view, running):
             return
-        own = worker_variables(self._settings, self._job, self._address, "")
+        own = worker_variables(self._settings, self._job, self._worker_address, "")
         _, environment = local_start(self._settings, own | self._notices.environment())
         del environment["ELASTANE_WORKER_ID"]
         self._warm.fill(environment)
 
     def _start_of(self, worker: str) -> tuple[list[str], dict[str, str]]:
         """Return command and environment of a worker's local process, which may be a remote shell."""
-        own = worker_variables(self._settings, self._job, self._address, worker)
+        own = worker_variables(self._settings, self._job, self._worker_address, worker)
         if self._placement is not None and self._placement.is_remote(worker):
             slot = self._placement.slot(worker)
             capacity = self._placement.capacity(worker) or self._settings.capacity
@@ -601,6 +628,8 @@ class Agent:
             child.wait()
         self._warm.close()
         self._ps.close()
+        if self._relay is not None:
+            self._relay.stop()
         self._lines.close()
         self._say_what_was_kept()
         if self._watch_client is not None:

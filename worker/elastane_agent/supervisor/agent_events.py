@@ -44,6 +44,13 @@ class MasterExited:
 
 
 @dataclass(frozen=True)
+class RelayExited:
+    """The relay's process has ended."""
+
+    status: ExitStatus
+
+
+@dataclass(frozen=True)
 class JobNews:
     """The master has sent the job's state."""
 
@@ -90,6 +97,7 @@ AgentEvent = (
     | WarmExited
     | PsExited
     | MasterExited
+    | RelayExited
     | JobNews
     | JobLost
     | MasterAway

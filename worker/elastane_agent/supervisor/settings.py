@@ -47,6 +47,7 @@ class AgentSettings:
     the master as prices become due, or a feed that is read periodically. metrics: host and port where the
     agent serves its metrics. http: HOST:PORT of the embedded master's HTTP port. ps: number of parameter
     servers on all hosts; number k is called ps_prefix + k. warm: number of preloaded workers.
+    relay: carry the sessions of local workers to the master in one stream.
     log_dir: folder or fsspec URL for all output of workers; empty: it is kept nowhere.
     """
 
@@ -74,3 +75,4 @@ class AgentSettings:
     ps_prefix: str = "ps-"
     warm: int = 0
     log_dir: str = ""
+    relay: bool = False

@@ -68,6 +68,15 @@ class AgentOptions:
             max=WARM_MAX,
         ),
     ] = 0
+    relay: Annotated[
+        bool,
+        _agent(
+            "--relay",
+            None,
+            "Carry the sessions of this machine's workers to the master in one stream: for jobs of hundreds "
+            "of workers. Not with --hosts, nor with TLS.",
+        ),
+    ] = False
     master: Annotated[
         str,
         _agent(

@@ -96,6 +96,10 @@ def _run(
     as_json: JsonOption = False,
 ) -> None:
     require_script(script, is_file=not module)
+    if agent.relay and agent.hosts is not None:
+        raise typer.BadParameter(
+            "a relay is for workers of this machine, not with --hosts", param_hint="--relay"
+        )
     if agent.warm and module:
         raise typer.BadParameter("preloaded workers need a script's file, not --module", param_hint="--warm")
     _check_addresses(agent)
@@ -242,6 +246,7 @@ def _agent_settings(
         ps=agent.ps,
         ps_prefix=ps_prefix,
         warm=agent.warm,
+        relay=agent.relay,
         log_dir=agent.log_dir,
     )
 

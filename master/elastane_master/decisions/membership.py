@@ -167,7 +167,9 @@ def is_full(state: JobState, choice: Choice) -> bool:
 
 def may_grow(state: JobState) -> bool:
     """True if a ring could be formed now and a larger one later, as far as is known without choosing it."""
-    if len(state.workers) >= most_members(state):
+    fewest = state.workers_needed
+    # Called at every join: while workers are missing, none of them is looked at.
+    if not fewest <= len(state.workers) < most_members(state):
         return False
     free = (
         record
@@ -175,7 +177,6 @@ def may_grow(state: JobState) -> bool:
         if record.role == "ring" and not (record.awaited or record.draining or record.drain_sent)
         if record.held_until is None
     )
-    fewest = state.workers_needed
     return sum(1 for _ in islice(free, fewest)) == fewest
 
 

@@ -23,7 +23,8 @@ from elastane.slots import frames
 from elastane.slots.frames import CopyBegin, CopyEnd, CopyPart, Error, Header, SlotFrameError
 from elastane.slots.handshake import admit
 from elastane.slots.wire import Piece, read_header, read_into, read_prefix, write_frame
-from elastane_common.errors import ElastaneError, RefusedError
+from elastane_common.errors import ElastaneError
+from elastane_common.own_port import listen
 from elastane_common.tcp_options import prepare
 from elastane_ps.copying import Receiving
 from elastane_ps.figures import Figures
@@ -69,7 +70,8 @@ class DataPort:
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._strangers = 0
-        self._listener = _listen(host)
+        hint = "set ELASTANE_PS_HOST to the address of this machine at which workers reach it"
+        self._listener = listen(host, _BACKLOG, listener="this parameter server", hint=hint)
         bracketed = f"[{host}]" if ":" in host else host
         self.address = f"{bracketed}:{self._listener.getsockname()[1]}"
         self._closing = False
@@ -248,22 +250,3 @@ class _Answers:
 def _wait_at_most(connection: socket.socket, seconds: int) -> None:
     """Limit how long a receive waits for bytes; 0: no limit."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 0))
-
-
-def _listen(host: str) -> socket.socket:
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.bind(place)
-            listener.listen(_BACKLOG)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise RefusedError(
-            f"this parameter server cannot listen at {host}: {error.strerror or error}",
-            hint="set ELASTANE_PS_HOST to the address of this machine at which workers reach it",
-            host=host,
-        ) from error
-    return listener

@@ -37,7 +37,7 @@ from typing import Final
 import torch.distributed
 from torch._C._distributed_c10d import Store
 
-from elastane_common.errors import RefusedError
+from elastane_common import own_port
 from elastane_proto.rendezvous import group_secret
 
 #: Backlog of connections that are not accepted yet.
@@ -110,22 +110,8 @@ class RendezvousStore:
 
 def listen(host: str) -> socket.socket:
     """Return a socket that listens on a free port of `host` alone. Raises RefusedError."""
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.bind(place)
-            listener.listen(_BACKLOG)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise RefusedError(
-            f"this worker cannot listen at {host}: {error.strerror or error}",
-            hint="set ELASTANE_STORE_HOST to the address of this machine at which other workers reach it",
-            host=host,
-        ) from error
-    return listener
+    hint = "set ELASTANE_STORE_HOST to the address of this machine at which other workers reach it"
+    return own_port.listen(host, _BACKLOG, listener="this worker", hint=hint)
 
 
 # ------------------------------------------------------------------ messages of both sides

@@ -681,6 +681,15 @@ def test_an_owner_that_misses_its_backup_goes_on_alone_by_the_map() -> None:
     assert job.map.places[0].joining == place.backup
 
 
+def test_who_drains_learns_that_one_without_slots_is_gone() -> None:
+    job = begun(*(f"ps-{number}" for number in range(SLOTS + 1)))
+    idle, *_ = sorted(set(job.state.slots.processes) - set(owners(job)))
+    generation = job.map.generation
+    job.maps.clear()
+    job.lose(idle)
+    assert job.map.generation == generation and idle not in {one.ps for one in job.maps[-1].processes}
+
+
 def test_a_drained_process_leaves_once_its_slots_have_moved() -> None:
     job = begun("ps-0", "ps-1")
     job.do(said.PsLeaving("ps-1", job.sessions["ps-1"], "SIGTERM", 30.0))

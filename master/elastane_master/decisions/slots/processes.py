@@ -211,7 +211,11 @@ def _without(ctx: DecisionContext, record: PsRecord) -> None:
     book = ctx.state.slots
     book.processes.pop(record.ps, None)
     remaining = book.staying() or [one.ps for one in book.attending()]
-    book.map = require_map(ctx).left(record.ps, remaining, book.leases, book.lives_from)
+    before = require_map(ctx)
+    book.map = before.left(record.ps, remaining, book.leases, book.lives_from)
+    if book.map is before:
+        # It held nothing; but others that drain learn that it is not there to take their slots.
+        ctx.emit(SendMap(told_map(book)))
     if len(book.known) > len(book.processes) + IDS_KEPT:
         del book.known[next(ps for ps in book.known if ps not in book.processes)]
 

@@ -64,6 +64,9 @@ RECENT_NOTES = 1000
 PLAN_SECONDS = 0.005
 """Minimum interval between checks for deadlines: there may be thousands of decisions per second."""
 
+PLAN_SECONDS_AFTER_REPORT = 0.05
+"""Minimum interval after a step's report, which moves the deadlines of steps: seconds, or tenths in tests."""
+
 PLAN_SECONDS_PER_SESSION = 40e-6
 """Minimum interval per session: 20 times the cost of its check, so checks take at most 5 % of the time."""
 
@@ -373,7 +376,8 @@ class JobServer(DurableServer[AnyEvent]):
         if decision.durable:
             self._when_durable(self.changed.announce, hurries=not _is_unanswered(event, decision))
             self.task_waiters.check()
-            self._plan(self._plan_seconds)
+            is_report = isinstance(event, StepReported)
+            self._plan(max(PLAN_SECONDS_AFTER_REPORT, self._plan_seconds) if is_report else self._plan_seconds)
         return decision
 
     def _store(self, stored: StoredEvent, decision: Decision) -> None:

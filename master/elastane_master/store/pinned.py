@@ -16,6 +16,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from hiredis import pack_command
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as ConnectionLost
@@ -174,6 +175,8 @@ async def _ask(connection: AbstractConnection, commands: Sequence[Sequence[Word]
 
 def packed(words: Sequence[Word]) -> list[bytes]:
     """Encode a command in the Redis protocol, in pieces to be sent one after the other."""
+    if not any([type(word) is bytes and len(word) > _APART_BYTES for word in words]):
+        return [pack_command(tuple(words))]
     pieces: list[bytes] = []
     small = [b"*%d\r\n" % len(words)]
     for word in words:

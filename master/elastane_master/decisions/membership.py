@@ -24,6 +24,7 @@ from elastane_master.decisions import (
 from elastane_master.decisions.assignment import (
     Candidate,
     Choice,
+    are_there,
     balanced_counts,
     balanced_ranges,
     choose_members,
@@ -101,9 +102,10 @@ def planned_members(ctx: DecisionContext) -> Choice | None:
     (balance.py).
     """
     state = ctx.state
-    if not balance.is_turn(state) and is_settled(state):
-        return None
-    choice = next_members(state, planned=True, by_speed=False)
+    if is_settled(state):
+        choice = Choice(state.ring.members, are_there(len(state.ring.members)))
+    else:
+        choice = next_members(state, planned=True, by_speed=False)
     if state.unit_count and balance.same_workers(choice.members, state.ring.members):
         return _other_stages(state, choice)
     if balance.same_workers(choice.members, state.ring.members):
@@ -123,7 +125,7 @@ def planned_members(ctx: DecisionContext) -> Choice | None:
 def is_settled(state: JobState) -> bool:
     """True if the ring has all workers, and none of them leaves or is held back.
 
-    `next_members` then chooses the same workers again, for several times the cost: at nearly every boundary.
+    `next_members` would choose the same workers again, for several times the cost, at nearly every boundary.
     """
     ring, members = state.ring, state.ring.members
     most = min(most_members(state) or state.settings.ests, state.settings.ests)

@@ -124,6 +124,7 @@ class JobLog:
         self.durable = 0
         self.failure: StoreError | None = None
         self.measures = StoreMeasures()
+        self._loop = asyncio.get_running_loop()
         self._redis = redis
         self._keys = JobKeys.of(job)
         self.token = recovered.token
@@ -218,10 +219,9 @@ class JobLog:
         """
         if self.failure is not None or self._closing:
             raise self.failure or LogClosed(f"the log of job {self.job} is closed", job=self.job)
-        loop = asyncio.get_running_loop()
         group = self._groups[-1] if self._groups else None
         if group is None or group.bytes >= self._options.batch_bytes_max:
-            group = Group(loop.create_future(), loop.time())
+            group = Group(self._loop.create_future(), self._loop.time())
             group.durable.add_done_callback(_retrieve)
             self._groups.append(group)
         if record is not None:
@@ -235,7 +235,7 @@ class JobLog:
         if awaited or group.bytes >= _UNAWAITED_BYTES:
             self.hurry()
         elif self._unawaited is None and not self._hurries:
-            self._unawaited = loop.call_later(_UNAWAITED_SECONDS, self._look_at_unawaited)
+            self._unawaited = self._loop.call_later(_UNAWAITED_SECONDS, self._look_at_unawaited)
         return group.durable
 
     def hurry(self) -> None:
@@ -252,10 +252,9 @@ class JobLog:
         self._unawaited = None
         if self._hurries or not self._groups:
             return
-        loop = asyncio.get_running_loop()
-        left_seconds = self._groups[0].opened_at + _UNAWAITED_SECONDS - loop.time()
+        left_seconds = self._groups[0].opened_at + _UNAWAITED_SECONDS - self._loop.time()
         if left_seconds > 0:
-            self._unawaited = loop.call_later(left_seconds, self._look_at_unawaited)
+            self._unawaited = self._loop.call_later(left_seconds, self._look_at_unawaited)
         else:
             self.hurry()
 
@@ -348,9 +347,9 @@ class JobLog:
         if self._dirty:
             rest_seconds = _REST_SECONDS if self._snapshot_is_large else 0.0
             timeout = min(timeout, max(rest_seconds, self._snapshot_due_at() - time.monotonic()))
-        work: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        work: asyncio.Future[bool] = self._loop.create_future()
         self._work = work
-        timer = asyncio.get_running_loop().call_later(timeout, self._wake, True)
+        timer = self._loop.call_later(timeout, self._wake, True)
         try:
             return await work
         finally:

@@ -175,7 +175,7 @@ async def _ask(connection: AbstractConnection, commands: Sequence[Sequence[Word]
 
 def packed(words: Sequence[Word]) -> list[bytes]:
     """Encode a command in the Redis protocol, in pieces to be sent one after the other."""
-    if not any([type(word) is bytes and len(word) > _APART_BYTES for word in words]):
+    if not [word for word in words if isinstance(word, bytes) and len(word) > _APART_BYTES]:
         return [pack_command(tuple(words))]
     pieces: list[bytes] = []
     small = [b"*%d\r\n" % len(words)]

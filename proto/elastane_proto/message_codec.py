@@ -194,7 +194,8 @@ class Codec:
             if field.message_type is None:
                 return tuple
             if field.message_type.GetOptions().map_entry:
-                return dict
+                # `dict` would ask for the view `keys()` of the map, which is written in Python.
+                return lambda values: {key: values[key] for key in values}
             return self._tuple_converter(field.message_type, path, hint)
         if field.message_type is None:
             return None

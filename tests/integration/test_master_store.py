@@ -7,9 +7,10 @@ import os
 import random
 import signal
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -118,6 +119,55 @@ async def test_appends_that_nobody_awaits_are_written_soon_by_themselves_or_when
     await log.close()
     _, recovered = await JobLog.open(store.redis, "j")
     assert recovered.snapshot == b"" and log.durable == log.appended
+
+
+class HandTurnedTimers:
+    """The event loop as a log uses it, whose time passes by `turn`."""
+
+    def __init__(self) -> None:
+        self.create_future = asyncio.get_running_loop().create_future
+        self._now = 0.0
+        self._due: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self._now
+
+    def call_later(self, seconds: float, callback: Callable[[], None], *_: object) -> Any:
+        self._due.append((self._now + seconds, callback))
+        return asyncio.get_running_loop().call_soon(lambda: None)  # to be cancelled by who wants to
+
+    def turn(self, seconds: float) -> None:
+        self._now += seconds
+        due, self._due = self._due, [one for one in self._due if one[0] > self._now]
+        for at, callback in due:
+            if at <= self._now:
+                callback()
+
+
+async def test_appends_that_nobody_awaits_wait_from_their_own_time_on_and_not_from_earlier_ones(
+    store: Store,
+) -> None:
+    log, _ = await JobLog.open(store.redis, "j", NO_SNAPSHOTS)
+    timers: Any = HandTurnedTimers()
+    log._loop = timers
+    log.start(bytes)
+    await log.append(b"first")
+    for number in range(5):  # a step each 8 ms, whose last report comes 4 ms after the first
+        before = log.sequence
+        log.append(b"report %d" % number, awaited=False)
+        timers.turn(0.004)
+        assert not log._hurries, "a timer of an earlier step writes this one"
+        await log.append(b"last report %d" % number)
+        assert log.sequence == before + 1
+        timers.turn(0.004)
+    future = log.append(b"alone", awaited=False)
+    timers.turn(0.009)
+    assert not log._hurries
+    timers.turn(0.002)  # the timer that is there may set another one, for the rest of the time
+    timers.turn(0.002)
+    async with patience.within(5):
+        await asyncio.shield(future)
+    await log.close()
 
 
 async def test_a_future_resolves_only_after_the_owner_was_told_and_the_store_has_it(store: Store) -> None:

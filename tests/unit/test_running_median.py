@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
 
@@ -24,6 +25,17 @@ def test_noise_and_strays_leave_the_median_where_it_is() -> None:
     assert value.value == pytest.approx(0.1, rel=0.02)
     assert value.spread == pytest.approx(0.005, rel=0.5)
     assert value.count == WINDOW
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_is_the_median_of_the_last_samples_in_their_window(seed: int) -> None:
+    rng = random.Random(seed)
+    samples = [rng.choice([1.0, 1.1, 1.25, rng.uniform(1.0, 1.9)]) for _ in range(3 * WINDOW)]
+    value = RunningMedian()
+    for count, sample in enumerate(samples, 1):
+        value.add(sample)
+        assert value.value == statistics.median(samples[max(0, count - WINDOW) : count])
+        assert value.count == min(count, WINDOW)
 
 
 @pytest.mark.parametrize("factor", [10.0, 0.1])

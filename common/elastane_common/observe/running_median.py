@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left, insort
 from collections import deque
 from typing import Final
 
@@ -20,7 +21,9 @@ class RunningMedian:
     """Median of the last samples. The first doubted ones change nothing; the third in a row replaces all."""
 
     def __init__(self) -> None:
-        self._samples: deque[float] = deque(maxlen=WINDOW)
+        self._samples: deque[float] = deque()
+        #: The same in ascending order: each step adds to three medians, and sorting would cost the most.
+        self._ascending: list[float] = []
         self._doubted: list[float] = []
 
     def add(self, sample: float) -> None:
@@ -33,10 +36,13 @@ class RunningMedian:
             self._doubted.append(sample)
             if len(self._doubted) < DOUBTED_MAX:
                 return
-            self._samples.clear()
-            self._samples.extend(self._doubted)
+            self._samples = deque(self._doubted)
+            self._ascending = sorted(self._doubted)
         else:
             self._samples.append(sample)
+            insort(self._ascending, sample)
+            if len(self._samples) > WINDOW:
+                del self._ascending[bisect_left(self._ascending, self._samples.popleft())]
         self._doubted.clear()
 
     @property
@@ -47,7 +53,11 @@ class RunningMedian:
     @property
     def value(self) -> float:
         """The median; 0.0 without samples."""
-        return statistics.median(self._samples) if self._samples else 0.0
+        count = len(self._ascending)
+        if not count:
+            return 0.0
+        middle = self._ascending[count // 2]
+        return middle if count % 2 else (self._ascending[count // 2 - 1] + middle) / 2
 
     @property
     def spread(self) -> float:

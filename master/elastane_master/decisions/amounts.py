@@ -63,6 +63,8 @@ class Amount(msgspec.Struct, frozen=True, array_like=True):
 
     def plus(self, price_micros: int, nanos: int, times: int = 1) -> Amount:
         """Return the sum with `nanos` at `price_micros` an hour; times -1: the difference."""
+        if not price_micros:
+            return self
         more, rest = divmod(self.rest + times * price_micros * nanos, HOUR_NANOS)
         return Amount(self.micros + more, rest)
 
@@ -100,6 +102,8 @@ class Charges(msgspec.Struct, frozen=True, array_like=True):
 
     def charged(self, workers: Workers, nanos: int, prices: PriceBook) -> Charges:
         """Add the time of these workers, each at the price of its device type and capacity."""
+        if not workers.spot and not workers.on_demand:
+            return self
         charges = self
         for device_type, spot, on_demand in workers.groups() if prices.devices else (workers.all(),):
             charges = charges.charged_alike(spot * nanos, on_demand * nanos, prices.of(device_type))
@@ -217,6 +221,11 @@ class CostBook(msgspec.Struct):
     @property
     def attended(self) -> Charges:
         return self.tasks.plus(self.idle).plus(self.working).plus(self.replayed)
+
+    @property
+    def attended_nanos(self) -> int:
+        """Time of all workers together, in worker-nanoseconds."""
+        return self.tasks.nanos + self.idle.nanos + self.working.nanos + self.replayed.nanos
 
     @property
     def useful(self) -> Charges:

@@ -160,8 +160,13 @@ def choose_members(
         Member(candidate.worker, start, end, candidate.store_address)
         for candidate, (start, end) in zip(chosen, places, strict=True)
     )
-    reason = "1 worker is there" if len(members) == 1 else f"{len(members)} workers are there"
-    return Choice(members, reason, leaving=tuple(one.worker for one in members if one.worker in leaving))
+    leavers = tuple(one.worker for one in members if one.worker in leaving)
+    return Choice(members, are_there(len(members)), leaving=leavers)
+
+
+def are_there(count: int) -> str:
+    """Return the reason for a ring of all workers that can be in it."""
+    return "1 worker is there" if count == 1 else f"{count} workers are there"
 
 
 def too_few(staying: int, needed: int, which: str = "at least") -> str:

@@ -268,7 +268,7 @@ def spent_at(state: JobState, micros: int) -> float | None:
 def _chargeable(book: CostBook, since: int) -> int:
     """Return the chargeable part of a time span: a clock corrected by decades must not cost the job."""
     workers = sum(kind.spot + kind.on_demand for kind in (book.ring_workers, book.task_workers))
-    return min(since, (NANOS_MAX - book.attended.nanos) // workers) if workers else since
+    return min(since, (NANOS_MAX - book.attended_nanos) // workers) if workers else since
 
 
 def _by_device(book: CostBook, since: int, at_prices: PriceBook) -> dict[str, Charges]:

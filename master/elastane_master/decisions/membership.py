@@ -24,6 +24,7 @@ from elastane_master.decisions import (
 from elastane_master.decisions.assignment import (
     Candidate,
     Choice,
+    are_there,
     balanced_counts,
     balanced_ranges,
     choose_members,
@@ -101,7 +102,10 @@ def planned_members(ctx: DecisionContext) -> Choice | None:
     (balance.py).
     """
     state = ctx.state
-    choice = next_members(state, planned=True, by_speed=False)
+    if is_settled(state):
+        choice = Choice(state.ring.members, are_there(len(state.ring.members)))
+    else:
+        choice = next_members(state, planned=True, by_speed=False)
     if state.unit_count and balance.same_workers(choice.members, state.ring.members):
         return _other_stages(state, choice)
     if balance.same_workers(choice.members, state.ring.members):
@@ -116,6 +120,32 @@ def planned_members(ctx: DecisionContext) -> Choice | None:
             return None
     choice = next_members(state, planned=True)
     return msgspec.structs.replace(choice, change=_change(state, choice))
+
+
+def is_settled(state: JobState) -> bool:
+    """True if the ring has all workers, and none of them leaves or is held back.
+
+    `next_members` would choose the same workers again, for several times the cost, at nearly every boundary.
+    """
+    ring, members = state.ring, state.ring.members
+    most = min(most_members(state) or state.settings.ests, state.settings.ests)
+    if state.unit_count or ring.gone or len(state.workers) != len(members):
+        return False
+    if not state.workers_needed <= len(members) <= most or ring.names() != ring.order:
+        return False
+    for member in members:
+        record = state.workers.get(member.worker)
+        if (
+            record is None
+            or record.role != "ring"
+            or record.awaited
+            or record.draining
+            or record.drain_sent
+            or record.held_until is not None
+            or record.store_address != member.store_address
+        ):
+            return False
+    return True
 
 
 def _other_stages(state: JobState, choice: Choice) -> Choice | None:

@@ -36,8 +36,9 @@ class Clock:
 
     def __call__(self) -> float:
         read_at = self._monotonic()
-        if not self._pauses:
-            self._now += min(max(read_at - self._read_at, 0.0), STEP_SECONDS_MAX)
+        seconds = read_at - self._read_at
+        if seconds > 0 and not self._pauses:
+            self._now += seconds if seconds < STEP_SECONDS_MAX else STEP_SECONDS_MAX
         self._read_at = read_at
         return self._now
 

@@ -64,6 +64,9 @@ RECENT_NOTES = 1000
 PLAN_SECONDS = 0.005
 """Minimum interval between checks for deadlines: there may be thousands of decisions per second."""
 
+PLAN_SECONDS_AFTER_REPORT = 0.05
+"""Minimum interval after a step's report: the deadlines that it moves are those of steps, seconds away."""
+
 PLAN_SECONDS_PER_SESSION = 40e-6
 """Minimum interval per session: 20 times the cost of its check, so checks take at most 5 % of the time."""
 
@@ -373,7 +376,8 @@ class JobServer(DurableServer[AnyEvent]):
         if decision.durable:
             self._when_durable(self.changed.announce, hurries=not _is_unanswered(event, decision))
             self.task_waiters.check()
-            self._plan(self._plan_seconds)
+            least_seconds = PLAN_SECONDS_AFTER_REPORT if isinstance(event, StepReported) else 0.0
+            self._plan(max(least_seconds, self._plan_seconds))
         return decision
 
     def _store(self, stored: StoredEvent, decision: Decision) -> None:
@@ -464,14 +468,13 @@ class JobServer(DurableServer[AnyEvent]):
         """Schedule a check for deadlines after the delay (PLAN_SECONDS or more) unless an earlier one is."""
         if self._looks_soon:
             return
-        loop = asyncio.get_running_loop()
-        at = loop.time() + delay_seconds
+        at = self._loop.time() + delay_seconds
         if self._timer is not None:
             if self._timer.when() <= at:
                 return
             self._timer.cancel()
         if not self.stopping and self.paused is None:
-            self._timer = loop.call_at(at, self._look_for_deadlines)
+            self._timer = self._loop.call_at(at, self._look_for_deadlines)
             self._looks_soon = delay_seconds <= self._plan_seconds
 
     def _look_for_deadlines(self) -> None:

@@ -124,6 +124,7 @@ class JobLog:
         self.durable = 0
         self.failure: StoreError | None = None
         self.measures = StoreMeasures()
+        self._loop = asyncio.get_running_loop()
         self._redis = redis
         self._keys = JobKeys.of(job)
         self.token = recovered.token
@@ -139,6 +140,7 @@ class JobLog:
         self._script = redis.pinned_script(WRITE, options.replicas)
         self._groups: deque[Group] = deque()
         self._hurries = False
+        self._unawaited: asyncio.TimerHandle | None = None
         self._kept = KeptGroups(options.kept_seconds, options.kept_bytes_max, self._commit, self._event)
         self._writing: Sequence[Group] = ()
         self._work: asyncio.Future[bool] | None = None
@@ -219,7 +221,7 @@ class JobLog:
             raise self.failure or LogClosed(f"the log of job {self.job} is closed", job=self.job)
         group = self._groups[-1] if self._groups else None
         if group is None or group.bytes >= self._options.batch_bytes_max:
-            group = Group(durable=asyncio.get_running_loop().create_future())
+            group = Group(self._loop.create_future(), self._loop.time())
             group.durable.add_done_callback(_retrieve)
             self._groups.append(group)
         if record is not None:
@@ -232,8 +234,8 @@ class JobLog:
         group.end = self.appended
         if awaited or group.bytes >= _UNAWAITED_BYTES:
             self.hurry()
-        elif len(group.records) == 1:
-            asyncio.get_running_loop().call_later(_UNAWAITED_SECONDS, self.hurry)
+        elif self._unawaited is None and not self._hurries:
+            self._unawaited = self._loop.call_later(_UNAWAITED_SECONDS, self._look_at_unawaited)
         return group.durable
 
     def hurry(self) -> None:
@@ -241,6 +243,20 @@ class JobLog:
         if self._groups and not self._hurries:
             self._hurries = True
             self._wake()
+
+    def _look_at_unawaited(self) -> None:
+        """Write what nobody awaits, if it has waited long enough.
+
+        One timer for all of it: nearly every group is written with an append that is awaited, long before.
+        """
+        self._unawaited = None
+        if self._hurries or not self._groups:
+            return
+        left_seconds = self._groups[0].opened_at + _UNAWAITED_SECONDS - self._loop.time()
+        if left_seconds > 0:
+            self._unawaited = self._loop.call_later(left_seconds, self._look_at_unawaited)
+        else:
+            self.hurry()
 
     def snapshot_soon(self) -> None:
         """Make the next write carry a snapshot, regardless of the interval."""
@@ -331,9 +347,9 @@ class JobLog:
         if self._dirty:
             rest_seconds = _REST_SECONDS if self._snapshot_is_large else 0.0
             timeout = min(timeout, max(rest_seconds, self._snapshot_due_at() - time.monotonic()))
-        work: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        work: asyncio.Future[bool] = self._loop.create_future()
         self._work = work
-        timer = asyncio.get_running_loop().call_later(timeout, self._wake, True)
+        timer = self._loop.call_later(timeout, self._wake, True)
         try:
             return await work
         finally:

@@ -19,9 +19,13 @@ from elastane_master.store.wholeness import show_chain
 
 @dataclass(slots=True)
 class Group:
-    """Records that become durable together. `end` is the position after its last append."""
+    """Records that become durable together.
+
+    opened_at: the event loop's time of its first append. end: the position after its last one.
+    """
 
     durable: asyncio.Future[None]
+    opened_at: float
     records: list[bytes] = field(default_factory=list)
     history: list[bytes] = field(default_factory=list)
     events: list[NumberedEvent] = field(default_factory=list)

@@ -15,7 +15,9 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
+from hiredis import pack_command
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as ConnectionLost
@@ -174,6 +176,8 @@ async def _ask(connection: AbstractConnection, commands: Sequence[Sequence[Word]
 
 def packed(words: Sequence[Word]) -> list[bytes]:
     """Encode a command in the Redis protocol, in pieces to be sent one after the other."""
+    if not [word for word in words if isinstance(word, bytes) and len(word) > _APART_BYTES]:
+        return [pack_command(cast("Any", tuple(words)))]  # its stub knows tuples of one word only
     pieces: list[bytes] = []
     small = [b"*%d\r\n" % len(words)]
     for word in words:

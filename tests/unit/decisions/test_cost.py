@@ -92,6 +92,8 @@ def test_what_is_thrown_away_is_replayed_and_what_waits_is_idle() -> None:
     view = seen(job)
     assert view.idle_nanos - idle == 7_001_000_000 + 2_020_000_000  # c stands by until the next boundary
     assert view.useful_nanos == view.worker_nanos - view.idle_nanos - view.replayed_nanos
+    book = job.state.cost
+    assert book.attended_nanos == book.attended.nanos > book.attended_nanos - book.replayed.nanos
 
 
 def test_steps_that_history_goes_back_behind_are_replayed() -> None:

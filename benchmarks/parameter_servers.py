@@ -39,6 +39,7 @@ from harness import Report, Row, Series, in_turn, run_benchmark
 from elastane.slots.access import PushedTask, PushOutcome, Wanted
 from elastane.slots.map_watch import MapWatch
 from elastane.slots.slot_client import SlotClient
+from elastane.tables.by_slot import TaskGradients
 from elastane.tables.layout import PushPart, RowGradients, slots_of
 from elastane.tables.rates import packed
 from elastane.tables.slot_weights import SlotWeights
@@ -129,13 +130,13 @@ class Servers:
     def pull(self, *, dense: bool = True) -> dict[int, Pulled]:
         """Pull, and return what was seen of each slot. Repeated if a slot's life ended meanwhile."""
         while True:
-            wanted = {slot: Wanted(dense=dense) for slot in range(self.spec.slots)}
-            found = self.access.pull(self.lease, 0, wanted)
+            slots = range(self.spec.slots)
+            found = self.access.pull(self.lease, 0, Wanted(slots, slots if dense else ()))
             if not found.returned:
-                return {slot: each.seen for slot, each in found.slots.items()}
+                return found.seen
             self.lease += 1_000_000
 
-    def push(self, parts: dict[int, PushPart], seen: dict[int, Pulled]) -> PushOutcome:
+    def push(self, parts: TaskGradients, seen: dict[int, Pulled]) -> PushOutcome:
         """Push one more task."""
         self.lease += 1
         self.task += 1
@@ -143,7 +144,7 @@ class Servers:
             PushedTask("d", 0, self.task, 1, self.lease, 0, RATES * len(self.spec.rules), parts, seen)
         )
 
-    def push_until_done(self, parts: dict[int, PushPart], seen: dict[int, Pulled]) -> dict[int, Pulled]:
+    def push_until_done(self, parts: TaskGradients, seen: dict[int, Pulled]) -> dict[int, Pulled]:
         """Push, and while the task is given back pull and push again; return what was seen last."""
         while self.push(parts, seen).kind != "done":
             self.lease += 1_000_000
@@ -170,14 +171,14 @@ def dense(size: int, slots: int = 64) -> ModelSpec:
     return ModelSpec((DenseTensor("weight", (size // 4,), rule="sgd"),), slots=slots)
 
 
-def gradients(spec: ModelSpec) -> dict[int, PushPart]:
+def gradients(spec: ModelSpec) -> TaskGradients:
     """Return a push of all blocks; slots without blocks get the task's name only."""
-    parts = {}
-    for slot in range(spec.slots):
-        blocks = spec.layout(slot).blocks
-        made = {i: torch.full((block.end - block.start,), 1e-6) for i, block in enumerate(blocks)}
-        parts[slot] = PushPart(made)
-    return parts
+    return TaskGradients(
+        {
+            slot: {i: torch.full((block.end - block.start,), 1e-6) for i, block in enumerate(layout.blocks)}
+            for slot, layout in enumerate(spec.layouts)
+        }
+    )
 
 
 # ---------------------------------------------------------------------- the cases
@@ -245,7 +246,7 @@ def seconds_until_next_push(replicas: int, rounds: int) -> list[float]:
 def longest_stall(size: int) -> tuple[float, float]:
     """Return the longest push of names to all slots while a third server joins, and the move's seconds."""
     spec = dense(size)
-    names = {slot: PushPart() for slot in range(spec.slots)}
+    names = TaskGradients()
     with servers(spec, 2) as found:
         seen = found.pull(dense=False)
         found.push(names, seen)

@@ -59,7 +59,7 @@ def task_gradients(
         ids, values = tables[table]
         if len(ids):
             found = divided(table, ids)
-            by_slot = found.by_slot
-            rows.append(TableGradients(table, by_slot.ids, by_slot.bounds, values[found.order]))
+            by_slot, values = found.by_slot, values.index_select(0, found.order)
+            rows.append(TableGradients(table, by_slot.ids, by_slot.bounds, values))
     blocks = {slot: own for slot in memory.slots if (own := memory.blocks(slot, dense))}
     return TaskGradients(blocks, tuple(rows))

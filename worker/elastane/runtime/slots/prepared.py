@@ -30,7 +30,7 @@ from elastane.runtime.slots.errors import (
 from elastane.runtime.slots.gradients import non_finite, row_gradients, task_gradients
 from elastane.runtime.slots.model import ModelParts, PsArguments, refuse_loading
 from elastane.runtime.slots.model_guard import ModelGuard
-from elastane.runtime.slots.pulls import Pulls
+from elastane.runtime.slots.pulls import Pulls, distinct
 from elastane.runtime.slots.remote_embedding import make_remote
 from elastane.runtime.slots.task import PushTask, TaskEnd
 from elastane.slots.access import PushedTask, PushOutcome, SlotAccess
@@ -355,7 +355,7 @@ class PreparedPs:
                     f"rows names {name!r}, which is no embedding with sparse=True",
                     hint=f"the embeddings are {', '.join(self._tables)}",
                 )
-            ids = np.unique(np.asarray(given, dtype=np.int64).reshape(-1))
+            ids = distinct(np.asarray(given, dtype=np.int64).reshape(-1))
             table = self._tables[name]
             if len(ids) and not 0 <= ids[0] <= ids[-1] < self._parts.spec.tables[table].rows:
                 row = int(ids[0] if ids[0] < 0 else ids[-1])

@@ -10,7 +10,8 @@ and returns scores, and neither weights nor row gradients are transferred. Elast
 master, which records it durably; pulls the task's rows and all dense weights; computes in the worker; and
 pushes gradients to all 64 or 8 slots, each of which checks and records the task's name. Model, samples, batch
 and optimizer are the same. A second peer uses the same calls of torch RPC, but transfers what Elastane does:
-a step pulls the rows of its ids and all dense weights, and pushes their gradients.
+a step pulls the rows of its ids and all dense weights, and pushes their gradients. The same work in one
+process, with nothing exchanged, tells how much there is to be gained.
 
 In pushes per second, both send one gradient of the given size and wait for the answer; Elastane's is divided
 among 64 slots.
@@ -30,6 +31,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -214,6 +216,12 @@ def peer(kind: str, figure: str, *arguments: float) -> float:
     return _figure(command, figure)
 
 
+def local(*arguments: float) -> float:
+    """Measure the same work in one process."""
+    command = [sys.executable, "-W", "ignore", str(SCRIPTS / "local_clicks.py"), *map(str, arguments)]
+    return _figure(command, "samples_per_second")
+
+
 def _figure(command: Sequence[str], name: str) -> float:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
@@ -321,19 +329,25 @@ def benchmark(args: argparse.Namespace, report: Report) -> None:
     repeats, seconds = (2, 1.0) if args.quick else (5, 3.0)
     samples, batch, rows, width = (40_000 if args.quick else 200_000), 256, 100_000, 16
     report.facts["model"] = f"EmbeddingBag of {rows} x {width}, 8 ids a sample, two layers; tasks of {batch}"
-    ours, few, theirs, of_rows = in_turn(
+    ours, few, theirs, of_rows, alone = in_turn(
         repeats,
         lambda: our_samples(64, samples, batch, rows, width),
         lambda: our_samples(8, samples, batch, rows, width),
         lambda: peer("train", "samples_per_second", samples, batch, rows, width),
         lambda: peer("rows", "samples_per_second", samples, batch, rows, width),
+        lambda: local(samples, batch, rows, width),
+    )
+    bound = statistics.median(alone) / statistics.median(theirs)
+    cause = (
+        "torch's own work is the bound: one process with the table in its own memory, which exchanges"
+        f" nothing, has {statistics.median(alone):,.0f} samples/s, {bound:.2f} times those of the tutorial"
     )
     case, fewer = "samples a second, 1 worker and 1 parameter server", "8 slots in place of 64"
     like = "peer with rows and gradients on the wire"
-    report.rows.append(_beside(case, ours, theirs, "samples/s", 5.0))
-    report.rows.append(_beside(f"{case}, {fewer}", few, theirs, "samples/s", 5.0))
-    report.rows.append(_beside(f"{case}, {like}", ours, of_rows, "samples/s", 5.0))
-    report.rows.append(_beside(f"{case}, {fewer}, {like}", few, of_rows, "samples/s", 5.0))
+    report.rows.append(_beside(case, ours, theirs, "samples/s", 5.0, cause))
+    report.rows.append(_beside(f"{case}, {fewer}", few, theirs, "samples/s", 5.0, cause))
+    report.rows.append(_beside(f"{case}, {like}", ours, of_rows, "samples/s", 5.0, cause))
+    report.rows.append(_beside(f"{case}, {fewer}, {like}", few, of_rows, "samples/s", 5.0, cause))
     for size, name in ((64 * KIB, "64 KiB"), (MIB, "1 MiB")):
         ours, theirs = in_turn(
             repeats,
@@ -373,9 +387,12 @@ def benchmark(args: argparse.Namespace, report: Report) -> None:
     )
 
 
-def _beside(case: str, ours: list[float], theirs: list[float], unit: str, target: float) -> Row:
-    peer_name = "torch RPC"
-    return Row(case, Series(ours, unit), Series(theirs, unit), peer_name, "higher", target, noise=NOISE)
+def _beside(
+    case: str, ours: list[float], theirs: list[float], unit: str, target: float, cause: str = ""
+) -> Row:
+    """Return a row. cause: why the target is missed, if it is."""
+    row = Row(case, Series(ours, unit), Series(theirs, unit), "torch RPC", "higher", target, noise=NOISE)
+    return row if row.met is not False else replace(row, note=cause)
 
 
 if __name__ == "__main__":

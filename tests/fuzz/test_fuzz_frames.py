@@ -24,7 +24,7 @@ from elastane.slots import frames
 from elastane.slots.access import Wanted
 from elastane.slots.connection import PsConnection, Reply, connect
 from elastane.slots.conversations import Pulling, bounded
-from elastane.slots.frames import Inspect, Pull, Pulled, PulledSlot, PullSlot, SlotFrameError, encode
+from elastane.slots.frames import Inspect, Pull, Pulled, PulledSlots, SlotFrameError, encode
 from elastane.slots.handshake import admit
 from elastane.slots.wire import read_header, read_into, read_prefix
 from elastane_common.errors import ElastaneError
@@ -63,7 +63,7 @@ def values(kind: Any) -> SearchStrategy[Any]:
 
 
 HEADERS = st.one_of([values(header) for header in get_args(frames.Header)])
-GOOD_PULL = Pull(GENERATION, 1, [PullSlot(0, True, []), PullSlot(1, True, [])])
+GOOD_PULL = Pull(GENERATION, 1, [0, 1], [0, 1])
 
 
 def mutated(frame: bytes) -> SearchStrategy[bytes]:
@@ -91,7 +91,7 @@ FRAMES = st.one_of(
     # A header of 16 MiB, and bodies of 4 GiB and 2**63 bytes, of which nothing comes.
     st.sampled_from((10, 2**24, 2**32 - 1)).flatmap(
         lambda header: st.sampled_from((0, 2**32, 2**63)).map(
-            lambda body: struct.pack("<IBBHQIIQ", frames.MAGIC, 1, 3, 0, 1, header, 0, body)
+            lambda body: struct.pack("<IBBHQIIQ", frames.MAGIC, frames.VERSION, 3, 0, 1, header, 0, body)
         )
     ),
 )
@@ -174,13 +174,13 @@ def test_answers_of_a_parameter_server_that_lies(lying: tuple[str, list[bytes]])
     memory = memory_bytes(os.getpid())
 
     @FUZZED
-    @example(encode(Pulled(1, [PulledSlot(0, 0, 1, 1, 2**40)]), 1, 2**30))
-    @example(encode(Pulled(1, [PulledSlot(0, 0, 1, 1, 64)]), 7))
-    @given(st.one_of(FRAMES, mutated(framed(Pulled(GENERATION, [PulledSlot(0, 0, 0, 0, 64)]), 64, 64))))
+    @example(encode(Pulled(1, [PulledSlots([0, 1], 0, 1, 1)]), 1, 2**30))
+    @example(encode(Pulled(1, [PulledSlots([0], 0, 1, 1)]), 7))
+    @given(st.one_of(FRAMES, mutated(framed(Pulled(GENERATION, [PulledSlots([0, 1], 0, 0, 0)]), 64, 64))))
     def fuzz(data: bytes) -> None:
         answers[:] = [data]
         asked = PsConnection(address, SECRET)
-        pulling = Pulling(SPEC, 1, {slot: Wanted(True, []) for slot in range(SPEC.slots)})
+        pulling = Pulling(SPEC, 1, Wanted(range(SPEC.slots), range(SPEC.slots)))
         slots = sorted(pulling.open)
         header, body = pulling.request(GENERATION, slots)
         with suppress(SlotFrameError):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from elastane.slots.frames import PullSlot
+from elastane.tables.by_slot import RowCounts, bounds_of, bytes_in_ranges
 from elastane.tables.layout import ID_BYTES, Ids, are_ids, padded, values_of
 from elastane.tables.slot_weights import SlotWeights, empty_rows
 from elastane.tables.spec import ModelSpec
@@ -15,54 +15,54 @@ from elastane.tables.table_rows import fill_absent
 
 
 class PulledRows:
-    """asked: slots of the request. body: their ids. Raises InvalidRequest for ids of other slots."""
+    """slots: of the request, ascending. counts: rows asked for, of the request's slots, already checked.
+    body: their ids. Raises InvalidRequest for ids of other slots."""
 
-    def __init__(self, spec: ModelSpec, asked: Sequence[PullSlot], body: memoryview) -> None:
+    def __init__(self, spec: ModelSpec, slots: Sequence[int], counts: RowCounts, body: memoryview) -> None:
         self._spec = spec
-        found: dict[int, list[tuple[int, int, memoryview]]] = {}
+        #: By table: ids, their bounds by position of a slot in the request, and memory for the rows.
+        self._ids: dict[int, tuple[Ids, list[int]]] = {}
         at = 0
-        for number, told in enumerate(asked):
-            for table, count in told.rows:
-                size = count * ID_BYTES
-                found.setdefault(table, []).append((number, count, body[at : at + size]))
-                at += padded(size)
-        #: By number of a slot: tables, and the range of its rows among those of all slots.
-        self._parts: list[list[tuple[int, int, int]]] = [[] for _ in asked]
-        self._ids: dict[int, Ids] = {}
-        for table in sorted(found):
-            end = 0
-            for number, count, _ in found[table]:
-                start, end = end, end + count
-                self._parts[number].append((table, start, end))
-            ids = np.frombuffer(bytearray().join([own for *_, own in found[table]]), np.int64)
-            self._ids[table] = ids
-            slots = [asked[number].slot for number, *_ in found[table]]
-            counts = [count for _, count, _ in found[table]]
-            if not are_ids(spec.layouts[0].tables[table], np.repeat(slots, counts), ids):
-                for slot, (_, _, own) in zip(slots, found[table], strict=True):
-                    spec.layouts[slot].check_ids(table, np.frombuffer(own, np.int64), ascending=False)
+        for table, numbers in counts:
+            bounds = bounds_of(numbers)
+            size = bounds[-1] * ID_BYTES
+            if size:
+                ids = np.frombuffer(body[at : at + size], np.int64)
+                if not are_ids(spec.layouts[0].tables[table], np.repeat(slots, numbers), ids):
+                    for position, slot in enumerate(slots):
+                        own = ids[bounds[position] : bounds[position + 1]]
+                        spec.layouts[slot].check_ids(table, own, ascending=False)
+                self._ids[table] = ids, bounds
+            at += padded(size)
         self._rows = {
-            table: empty_rows(spec.layouts[0].tables[table], len(ids)) for table, ids in self._ids.items()
+            table: empty_rows(spec.layouts[0].tables[table], len(ids))
+            for table, (ids, _) in self._ids.items()
         }
         self._bytes: dict[int, memoryview] = {}
 
-    def read(self, number: int, weights: SlotWeights) -> None:
-        """Copy the rows of one slot, under its lock."""
-        for table, start, end in self._parts[number]:
-            rows, known = self._rows[table]
-            weights.read_rows(table, self._ids[table][start:end], rows[start:end], known[start:end])
+    def read(self, position: int, weights: SlotWeights) -> None:
+        """Copy the rows of one slot, under its lock. position: of the slot in the request."""
+        for table, (ids, bounds) in self._ids.items():
+            start, end = bounds[position], bounds[position + 1]
+            if start < end:
+                rows, known = self._rows[table]
+                weights.read_rows(table, ids[start:end], rows[start:end], known[start:end])
 
     def complete(self) -> None:
         """Complete the rows, after the last slot has been read."""
         layout = self._spec.layouts[0]
         for table, (rows, known) in self._rows.items():
-            fill_absent(layout.tables[table], self._spec.initial_rows(table), self._ids[table], rows, known)
+            ids, _ = self._ids[table]
+            fill_absent(layout.tables[table], self._spec.initial_rows(table), ids, rows, known)
             self._bytes[table] = values_of(torch.from_numpy(rows), layout.row_dtype(table))
 
-    def sections(self, number: int) -> list[memoryview]:
-        """Return the sections of one slot, as in `SlotLayout.pulled_sections`."""
+    def sections(self, positions: Sequence[int]) -> list[memoryview]:
+        """Return the section of each table, with the rows of these slots of the request."""
         found = []
-        for table, start, end in self._parts[number]:
-            row_bytes = self._spec.layouts[0].wire_rows[table]
-            found.append(self._bytes[table][start * row_bytes : end * row_bytes])
+        for table, (_, bounds) in self._ids.items():
+            content, row_bytes = self._bytes[table], self._spec.layouts[0].wire_rows[table]
+            if len(positions) + 1 < len(bounds):
+                ranges = [(bounds[position], bounds[position + 1]) for position in positions]
+                content = bytes_in_ranges(content, ranges, row_bytes)
+            found.append(content)
         return found

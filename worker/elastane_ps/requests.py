@@ -12,9 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from operator import itemgetter, lt
-from typing import Final, NamedTuple
+from operator import lt
+from typing import Final
 
 import numpy as np
 
@@ -31,29 +30,19 @@ from elastane.slots.frames import (
     PsMemoryError,
     Pull,
     Pulled,
-    PulledSlot,
-    PullSlot,
+    PulledSlots,
     Push,
     Pushed,
     PushedSlots,
-    PushSlot,
     Replicate,
     ReplicateInit,
     SlotFrameError,
 )
 from elastane.slots.wire import Piece, pad
-from elastane.tables import rates as rates_module
+from elastane.tables.by_slot import TaskGradients, check_gradients, totals
 from elastane.tables.dense_rules import STATES
 from elastane.tables.journal_records import Record
-from elastane.tables.layout import (
-    NAME_ALONE,
-    NonFiniteGradient,
-    PushPart,
-    check_parts,
-    cut,
-    padded_sum,
-    push_parts,
-)
+from elastane.tables.layout import ID_BYTES, NonFiniteGradient, cut, padded, padded_sum
 from elastane.tables.slot_weights import apply_all, prepare_all
 from elastane.tables.spec import ModelSpec
 from elastane_ps.figures import Figures
@@ -61,14 +50,16 @@ from elastane_ps.held import Barrier, HeldSlot, Holdings
 from elastane_ps.journal import entry_of
 from elastane_ps.memory import Room
 from elastane_ps.pulled_rows import PulledRows
+from elastane_ps.received_push import ReceivedPush, push_bytes
 from elastane_slots import pushes
 from elastane_slots.pushes import DONE_VERDICTS, Verdict
-from elastane_slots.pushes import Pulled as Seen
 from elastane_slots.tasks import TaskName
 
-#: (code, life, version, staleness) of a slot's answer.
+#: (code, life, version, staleness) of a slot's answer to a push; (code, life, version) to a pull.
 Said = tuple[int, int, int, int]
+PullSaid = tuple[int, int, int]
 _MOVED: Final = CODES[Verdict.MOVED]
+_PULL_MOVED: Final = (_MOVED, -1, -1)
 _DONE: Final = frozenset(CODES[verdict] for verdict in DONE_VERDICTS)
 #: Bytes of a push applied under one hold of its slots' locks, unless a single slot has more.
 BATCH_BYTES: Final = 4 * 2**20
@@ -80,16 +71,6 @@ class Answer:
 
     make: Callable[[], tuple[Header, Sequence[Piece]]]
     waits: bool = False
-
-
-class _SlotPush(NamedTuple):
-    """A push for one slot. told: None if only the name is pushed. body: as received, to be passed on."""
-
-    slot: int
-    told: PushSlot | None = None
-    seen: Seen | None = None
-    part: PushPart = NAME_ALONE
-    body: memoryview = memoryview(b"")
 
 
 class PsFault(Exception):  # noqa: N818 - not an error of a request: the process must end
@@ -124,11 +105,16 @@ class Requests:
     def body_bytes(self, header: Header) -> int:
         """Return the required length of the body. Raises SlotFrameError, InvalidRequest."""
         if isinstance(header, Pull):
-            self._check_slots([told.slot for told in header.slots])
-            layouts = self.spec.layouts
-            return sum(layouts[told.slot].pull_bytes(told.rows) for told in header.slots if told.rows)
+            self._check_slots(header.slots)
+            self._check_slots(header.dense)
+            if not set(header.slots).issuperset(header.dense):
+                raise SlotFrameError("a pull of blocks of slots that it does not ask for")
+            rows = totals(self.spec.layouts[0], header.slots, header.rows)
+            return sum(padded(count * ID_BYTES) for _, count in rows)
         if isinstance(header, Push):
-            return self._push_bytes(header)
+            self._check_slots(header.slots)
+            self._check_slots(header.names)
+            return push_bytes(self.spec, header)
         if isinstance(header, Init):
             self._check_slots(header.slots)
             if header.digest != self._settings.dense_digest:
@@ -153,88 +139,73 @@ class Requests:
     # ------------------------------------------------------------------ pulls
 
     def _pull(self, header: Pull, body: memoryview) -> Answer:
-        rows = PulledRows(self.spec, header.slots, body)
-        parts = [self._pull_slot(header, told, number, rows) for number, told in enumerate(header.slots)]
+        rows = PulledRows(self.spec, header.slots, header.rows, body)
+        dense = frozenset(header.dense)
+        parts = [
+            self._pull_slot(header, slot, slot in dense, position, rows)
+            for position, slot in enumerate(header.slots)
+        ]
         rows.complete()
 
         def answer() -> tuple[Header, Sequence[Piece]]:
-            slots, sections = [], list[memoryview]()
-            for number, (entry, dense, held, barrier) in enumerate(parts):
+            said: dict[PullSaid, list[int]] = {}
+            there, sections = list[int](), list[memoryview]()
+            for position, (what, blocks, held, barrier) in enumerate(parts):
                 if held is not None and not held.wait(barrier):
-                    entry = PulledSlot(entry.slot, _MOVED)
+                    what = _PULL_MOVED
                 elif held is not None:
-                    sections += dense
-                    sections += rows.sections(number)
-                slots.append(entry)
-            return Pulled(self._holdings.map.generation, slots), pad(sections)
+                    there.append(position)
+                    sections += blocks
+                said.setdefault(what, []).append(header.slots[position])
+            answers = [PulledSlots(slots, *what) for what, slots in said.items()]
+            return Pulled(self._holdings.map.generation, answers), pad([*sections, *rows.sections(there)])
 
         return Answer(answer, any(barrier for *_, barrier in parts))
 
     def _pull_slot(
-        self, header: Pull, told: PullSlot, number: int, rows: PulledRows
-    ) -> tuple[PulledSlot, Sequence[memoryview], HeldSlot | None, Barrier]:
-        held = self._holdings.owned.get(told.slot)
+        self, header: Pull, slot: int, dense: bool, position: int, rows: PulledRows
+    ) -> tuple[PullSaid, Sequence[memoryview], HeldSlot | None, Barrier]:
+        held = self._holdings.owned.get(slot)
         if held is None:
-            return PulledSlot(told.slot, self._absent(header.generation)), (), None, ()
+            return (self._absent(header.generation), -1, -1), (), None, ()
         with held.lock:
             if held.gone:
-                return PulledSlot(told.slot, self._absent(header.generation)), [], None, ()
-            refused = self._holdings.judge.judge_pull(told.slot, header.lease, header.generation)
+                return (self._absent(header.generation), -1, -1), (), None, ()
+            refused = self._holdings.judge.judge_pull(slot, header.lease, header.generation)
             weights = held.weights
             if refused is not None or not weights.initialised:
                 code = CODES[refused] if refused is not None else CODE_UNINITIALISED
-                return PulledSlot(told.slot, code), [], None, ()
-            layout, dense = weights.layout, list[memoryview]()
-            if told.dense and layout.blocks:
-                dense = [np.empty(size, np.uint8).data for size in layout.pulled_sections(True, ())]
-                weights.pull_dense(dense)
-            rows.read(number, weights)
+                return (code, -1, -1), (), None, ()
+            blocks: Sequence[memoryview] = ()
+            if dense and weights.layout.blocks:
+                blocks = [np.empty(size, np.uint8).data for size in weights.layout.block_sizes]
+                weights.pull_dense(blocks)
+            rows.read(position, weights)
             held.pulls += 1
-            size = layout.pulled_bytes(told.dense, told.rows)
-            entry = PulledSlot(told.slot, CODE_OK, held.record.life, held.record.version, size)
-            return entry, dense, held, held.barrier()
+            record = held.record
+            return (CODE_OK, record.life, record.version), blocks, held, held.barrier()
 
     def _absent(self, generation: int) -> int:
         return CODES[Verdict.NOT_YET] if generation > self._holdings.judge.generation else _MOVED
 
     # ------------------------------------------------------------------ pushes
 
-    def _push_bytes(self, header: Push) -> int:
-        self._check_slots([told.slot for told in header.slots])
-        self._check_slots(header.names)
-        total = 0
-        for told in header.slots:
-            size = self.spec.layouts[told.slot].push_bytes(told.blocks, told.rows)
-            if size != told.size:
-                raise SlotFrameError(f"a push of {told.size} bytes to slot {told.slot}, which are {size}")
-            total += size
-        rates_module.check(self.spec.rules, header.rates)
-        if header.pulls and len(header.pulls) != self.spec.slots:
-            raise SlotFrameError(f"pulls of {len(header.pulls)} slots")
-        return total
-
     def _push(self, header: Push, body: memoryview) -> Answer:
-        layouts, at = self.spec.layouts, 0
         name = TaskName(header.dataset, header.epoch, header.task)
         push = pushes.Push(name, header.lease, header.generation)
-        parts = []
-        read = push_parts(layouts, [(one.slot, one.blocks, one.rows, one.size) for one in header.slots], body)
-        for told, part in zip(header.slots, read, strict=True):
-            start, at = at, at + told.size
-            seen = Seen(told.life, told.version) if told.life >= 0 else None
-            parts.append(_SlotPush(told.slot, told, seen, part, body[start:at]))
+        received = ReceivedPush(self.spec, header, body)
         try:
-            check_parts([(layouts[one.slot], one.part) for one in parts])
+            check_gradients(self.spec.layouts, received.gradients)
         except NonFiniteGradient:
             self._figures.non_finite += 1
             raise
-        self._require_room([(one.slot, one.part) for one in parts if one.part.rows])
+        self._require_room(received.gradients)
         self._holdings.lease_seen = max(self._holdings.lease_seen, header.lease)
-        parts += [_SlotPush(slot) for slot in header.names]
-        parts.sort(key=itemgetter(0))
-        if not all(one.slot < after.slot for one, after in pairwise(parts)):
-            raise SlotFrameError("a push names a slot twice")
-        answers = [answer for batch in _batches(parts) for answer in self._push_slots(header, push, batch)]
+        answers = [
+            answer
+            for batch in _batches(received)
+            for answer in self._push_slots(header, push, received, batch)
+        ]
 
         def answer() -> tuple[Header, Sequence[Piece]]:
             said: dict[Said, list[int]] = {}
@@ -251,17 +222,17 @@ class Requests:
 
         return Answer(answer, any(barrier for *_, barrier in answers))
 
-    def _require_room(self, parts: Sequence[tuple[int, PushPart]]) -> None:
+    def _require_room(self, gradients: TaskGradients) -> None:
         """Raise PsMemoryError if new rows would not fit."""
-        owned = self._holdings.owned
-        left = self._room.left_bytes() if parts else None
-        if left is None:
+        if not gradients.rows or (left := self._room.left_bytes()) is None:
             return
-        there = [(held, part) for slot, part in parts if (held := owned.get(slot)) is not None]
-        if sum(held.weights.most_bytes(part) for held, part in there) <= left:
+        owned = self._holdings.owned
+        there = [(held, slot) for slot in gradients.slots if (held := owned.get(slot)) is not None]
+        if not there or there[0][0].weights.most_bytes(gradients) <= left:
             return
         needed: Counter[int] = Counter()
-        for held, part in there:
+        for held, slot in there:
+            part = gradients.part(slot)
             with held.lock:
                 needed.update(held.weights.new_bytes(part))
         if needed.total() and needed.total() > left:
@@ -283,36 +254,42 @@ class Requests:
             raise _too_little("dense tensors, with what their optimizers may keep,", needed, left)
 
     def _push_slots(
-        self, header: Push, push: pushes.Push, batch: Sequence[_SlotPush]
+        self, header: Push, push: pushes.Push, received: ReceivedPush, batch: Sequence[int]
     ) -> list[tuple[int, Said, HeldSlot | None, Barrier]]:
-        """Check and apply a push at several slots, under all their locks.
+        """Check and apply a push at several slots, ascending, under all their locks.
 
         The locks are taken in ascending order, and no other code takes more than one.
         """
         owned, locked = self._holdings.owned, list[HeldSlot]()
         try:
-            for one in batch:
-                if (held := owned.get(one.slot)) is not None:
+            for slot in batch:
+                if (held := owned.get(slot)) is not None:
                     held.lock.acquire()
                     locked.append(held)
-            return self._push_locked(header, push, batch, {h.slot: h for h in locked if not h.gone})
+            there = {held.slot: held for held in locked if not held.gone}
+            return self._push_locked(header, push, received, batch, there)
         finally:
             for held in locked:
                 held.lock.release()
 
     def _push_locked(
-        self, header: Push, push: pushes.Push, batch: Sequence[_SlotPush], there: dict[int, HeldSlot]
+        self,
+        header: Push,
+        push: pushes.Push,
+        received: ReceivedPush,
+        batch: Sequence[int],
+        there: dict[int, HeldSlot],
     ) -> list[tuple[int, Said, HeldSlot | None, Barrier]]:
-        asked = [(one.slot, one.seen) for one in batch if one.slot in there]
+        asked = [(slot, received.seen[slot]) for slot in batch if slot in there]
         judged = iter(self._holdings.judge.judge_all(push, asked))
         absent: Said = (self._absent(header.generation), -1, -1, 0)
         said: list[tuple[int, Said, HeldSlot | None]] = []
-        applied: dict[float, list[tuple[_SlotPush, HeldSlot]]] = {}
+        applied: dict[float, list[HeldSlot]] = {}
         before: pushes.Answer | None = None
-        for one in batch:
-            held = there.get(one.slot)
+        for slot in batch:
+            held = there.get(slot)
             if held is None:
-                said.append((one.slot, absent, None))
+                said.append((slot, absent, None))
                 continue
             answer = next(judged)
             if answer is not before:
@@ -324,13 +301,13 @@ class Requests:
             what = judgement
             if is_applied:
                 if held.weights.initialised:
-                    group.append((one, held))
+                    group.append(held)
                 else:
                     what = (CODE_UNINITIALISED, -1, -1, 0)
-            said.append((one.slot, what, held))
+            said.append((slot, what, held))
         for scale, parts in applied.items():
             if parts:
-                self._apply(header, push, parts, scale)
+                self._apply(header, push, received, parts, scale)
         self._figures.answered([(code, staleness) for _, (code, _, _, staleness), _ in said])
         return [
             (
@@ -343,29 +320,34 @@ class Requests:
         ]
 
     def _apply(
-        self, header: Push, push: pushes.Push, parts: Sequence[tuple[_SlotPush, HeldSlot]], scale: float
+        self,
+        header: Push,
+        push: pushes.Push,
+        received: ReceivedPush,
+        applied: Sequence[HeldSlot],
+        scale: float,
     ) -> None:
-        changed = [(held.weights, one.part) for one, held in parts if one.told is not None]
+        slots, gradients = [held.slot for held in applied], received.gradients
+        weights = {held.slot: held.weights for held in applied}
+        if not weights.keys() >= set(gradients.slots):
+            gradients = gradients.only(slots)
         try:
-            if changed:
-                apply_all(prepare_all(changed, header.rates), header.rates, scale)
-            self._holdings.judge.record_all([held.slot for _, held in parts], push)
+            apply_all(prepare_all(weights, gradients, header.rates), header.rates, scale)
+            self._holdings.judge.record_all(slots, push)
         except BaseException as error:
-            slots = [one.slot for one, _ in parts]
             raise PsFault(f"a push to slots {slots} could not be applied: {error!r}") from error
-        for one, held in parts:
+        for held in applied:
             held.pushes += 1
             if held.copies or self._settings.journal is not None:
-                self._pass_on(header, one, held, scale)
+                self._pass_on(header, received, held, scale)
 
-    def _pass_on(self, header: Push, one: _SlotPush, held: HeldSlot, scale: float) -> None:
+    def _pass_on(self, header: Push, received: ReceivedPush, held: HeldSlot, scale: float) -> None:
         """Send an applied push to the slot's copies and the journal."""
-        told = one.told or PushSlot(one.slot, -1, -1)
-        sections = cut(one.body, self.spec.layouts[one.slot].push_sections(told.blocks, told.rows))
+        bitmap, rows, sections = received.message(held.slot)
         message = Replicate(
             generation=self._holdings.map.generation,
             sender=self._holdings.ps_id,
-            slot=told.slot,
+            slot=held.slot,
             life=held.record.life,
             version=held.record.version,
             lease=header.lease,
@@ -375,8 +357,8 @@ class Requests:
             task=header.task,
             rates=header.rates,
             scale=scale,
-            blocks=told.blocks,
-            rows=told.rows,
+            blocks=bitmap,
+            rows=rows,
             pulls=header.pulls,
             later=header.later,
         )
@@ -452,17 +434,18 @@ def _too_little(what: str, needed_bytes: int, left_bytes: int, **facts: object) 
     )
 
 
-def _batches(parts: Sequence[_SlotPush]) -> Iterator[Sequence[_SlotPush]]:
-    """Divide a push into batches, each applied under one hold of the slots' locks."""
-    start, size = 0, 0
-    for number, one in enumerate(parts):
-        own = one.told.size if one.told is not None else 0
-        if number > start and size + own > BATCH_BYTES:
-            yield parts[start:number]
-            start, size = number, 0
-        size += own
-    if start < len(parts):
-        yield parts[start:]
+def _batches(received: ReceivedPush) -> Iterator[Sequence[int]]:
+    """Divide a push into batches of slots, each applied under one hold of their locks."""
+    slots, sizes = list(received.seen), received.bytes
+    start, total = 0, 0
+    for number, slot in enumerate(slots):
+        own = sizes.get(slot, 0)
+        if number > start and total + own > BATCH_BYTES:
+            yield slots[start:number]
+            start, total = number, 0
+        total += own
+    if start < len(slots):
+        yield slots[start:]
 
 
 def timed(figures: Figures, header: Header, began: float, received: int, sent: int) -> None:

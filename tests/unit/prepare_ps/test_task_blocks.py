@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ from elastane.runtime.slots.model import PsArguments, model_parts
 from elastane.runtime.slots.prepared import NonFinite, PreparedPs
 from elastane.runtime.slots.reports import PushingTasks, report_of
 from elastane.runtime.slots.task import PushTask, TaskEnd
-from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, SlotAccess, Wanted
+from elastane.slots.access import PulledSlots, PushedTask, PushOutcome, SlotAccess, Wanted
 from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import ElastaneError, JobFailedError
 from elastane_proto.v1 import shard_pb2
@@ -35,17 +34,16 @@ class Slots(SlotAccess):
 
     def __init__(self, inner: LocalSlots) -> None:
         self._inner = inner
-        self.pulls: list[tuple[int, int, dict[int, Wanted]]] = []
+        self.pulls: list[tuple[int, int, Wanted]] = []
         self.pushes: list[PushedTask] = []
         self.returned = ""
         self.outcomes: list[PushOutcome | ElastaneError] = []
 
-    def pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> PulledSlots:
-        self.pulls.append((lease, generation, dict(wanted)))
-        version = len(self.pulls)
-        found = self._inner.pull(lease, generation, wanted).slots
-        seen = {slot: PulledSlot(Pulled(1, version), one.sections) for slot, one in found.items()}
-        return PulledSlots(seen, self.returned if lease else "")
+    def pull(self, lease: int, generation: int, wanted: Wanted) -> PulledSlots:
+        self.pulls.append((lease, generation, wanted))
+        found = self._inner.pull(lease, generation, wanted)
+        seen = dict.fromkeys(wanted.slots, Pulled(1, len(self.pulls)))
+        return replace(found, seen=seen, returned=self.returned if lease else "")
 
     def push(self, task: PushedTask) -> PushOutcome:
         self.pushes.append(task)
@@ -90,15 +88,15 @@ def test_of_several_pulls_of_a_slot_the_first_counts_and_rows_are_pulled_once(co
     net, model, slots = prepared(count=count)
     assert run(net, model, task()) == TaskEnd("done", 5, staleness=2)
     assert {(lease, generation) for lease, generation, _ in slots.pulls} == {(7, 3)}
-    rows = [int(row) for *_, wanted in slots.pulls for w in wanted.values() for _, r in w.rows for row in r]
+    rows = [int(row) for *_, wanted in slots.pulls for one in wanted.rows for row in one.ids]
     assert sorted(rows) == [1, 2, 3]
     first: dict[int, int] = {}
     for number, (*_, wanted) in enumerate(slots.pulls, 1):
-        for slot in wanted:
+        for slot in wanted.slots:
             first.setdefault(slot, number)
     (pushed,) = slots.pushes
     assert {slot: seen.version for slot, seen in pushed.seen.items()} == first
-    assert sorted(pushed.parts) == sorted(first)
+    assert pushed.gradients.slots == sorted(first)
     assert (pushed.lease, pushed.generation, pushed.index, pushed.dataset) == (7, 3, 0, "data")
 
 
@@ -160,7 +158,7 @@ def test_a_gradient_that_is_not_finite_is_reported_and_never_sent(nonfinite: Non
 def test_a_gradient_that_is_not_finite_is_skipped_as_names() -> None:
     net, model, slots = prepared("skip")
     assert run(net, model, task(), torch.nan).kind == "done"
-    assert slots.pushes[0].parts == {}
+    assert slots.pushes[0].gradients.slots == []
 
 
 def test_an_evaluation_has_no_lease_and_leaves_no_gradients() -> None:
@@ -186,7 +184,7 @@ def test_pushes_in_the_background_are_reported_when_they_are_answered() -> None:
     reports += pushing.reports(-1)
     assert sorted(report.index for report in reports) == [0, 1, 2, 3, 4]
     # Dense weights of all but the first were pulled before their block.
-    assert sum(any(w.dense for w in wanted.values()) for *_, wanted in slots.pulls) == 6
+    assert sum(bool(wanted.dense) for *_, wanted in slots.pulls) == 6
 
 
 def test_an_error_of_a_push_in_the_background_is_raised_in_the_script() -> None:

@@ -27,15 +27,13 @@ from elastane.slots.frames import (
     Inspected,
     Pull,
     Pulled,
-    PullSlot,
     Push,
     Pushed,
-    PushSlot,
     SlotFrameError,
 )
 from elastane.slots.handshake import PsHandshakeError
-from elastane.slots.wire import pad
-from elastane.tables.layout import Ids, cut, padded_sum
+from elastane.slots.wire import Piece, pad
+from elastane.tables.layout import Ids, cut, padded, padded_sum
 from elastane.tables.spec import ModelSpec
 from elastane.tables.spec_proto import to_proto
 from elastane_proto.rendezvous import group_secret
@@ -305,30 +303,55 @@ class Worker:
         found: dict[int, tuple[int, int, list[memoryview]]] = {}
 
         def ask(connection: PsConnection, own: list[int]) -> dict[int, bool]:
-            asked = [
-                PullSlot(slot, True, [(table, len(ids)) for table, ids in self.ids(task, slot)])
-                for slot in own
-            ]
-            body = [
-                p for slot in own for p in pad([memoryview(i).cast("B") for _, i in self.ids(task, slot)])
-            ]
-            reply = connection.send(Pull(self.map.generation, lease, asked), body).result(WAIT_SECONDS)
+            rows, body = self.rows_of({slot: self.ids(task, slot) for slot in own})
+            asked = Pull(self.map.generation, lease, own, own, rows)
+            reply = connection.send(asked, pad(body)).result(WAIT_SECONDS)
             assert isinstance(reply.header, Pulled)
-            rest = reply.body[0] if reply.body else memoryview(b"")
-            answered = {}
-            for told, entry in zip(asked, reply.header.slots, strict=True):
-                answered[entry.slot] = entry.code == CODE_OK
+            answered, seen = {}, {}
+            for entry in reply.header.answers:
+                answered.update(dict.fromkeys(entry.slots, entry.code == CODE_OK))
                 if entry.code == CODE_UNINITIALISED:  # it began again without a snapshot
-                    self.initialise(slots=[entry.slot])
+                    self.initialise(slots=entry.slots)
                 if entry.code == CODES[Verdict.RESTORED]:
                     raise Returned
                 if entry.code == CODE_OK:
-                    sizes = self.spec.layout(entry.slot).pulled_sections(True, told.rows)
-                    found[entry.slot] = (entry.life, entry.version, cut(rest, sizes))
-                    rest = rest[padded_sum(sizes) :]
+                    seen.update(dict.fromkeys(entry.slots, (entry.life, entry.version)))
+            for slot, sections in self.read(rows, own, sorted(seen), reply).items():
+                found[slot] = (*seen[slot], sections)
             return answered
 
         self.each(range(self.spec.slots) if slots is None else slots, ask)
+        return found
+
+    def rows_of(
+        self, ids: dict[int, list[tuple[int, Ids]]]
+    ) -> tuple[list[tuple[int, list[int]]], list[memoryview]]:
+        """Numbers of rows and ids by table, as a request has them."""
+        rows, body = [], []
+        for table in range(len(self.spec.tables)):
+            own = [dict(found).get(table, np.empty(0, np.int64)) for found in ids.values()]
+            rows.append((table, [len(one) for one in own]))
+            if len(joined := np.concatenate(own)):
+                body.append(memoryview(joined).cast("B"))
+        return rows, body
+
+    def read(
+        self, rows: list[tuple[int, list[int]]], asked: list[int], there: list[int], reply: Reply
+    ) -> dict[int, list[memoryview]]:
+        """Sections of the slots in an answer: blocks, then rows by table."""
+        rest, found = reply.body[0] if reply.body else memoryview(b""), dict[int, list[memoryview]]()
+        for slot in there:
+            sizes = self.spec.layout(slot).block_sizes
+            found[slot] = cut(rest, sizes)
+            rest = rest[padded_sum(sizes) :]
+        for table, counts in rows:
+            sizes = [counts[asked.index(slot)] * self.spec.layouts[0].wire_rows[table] for slot in there]
+            at = 0
+            for slot, size in zip(there, sizes, strict=True):
+                if size:
+                    found[slot].append(rest[at : at + size])
+                at += size
+            rest = rest[padded(at) :]
         return found
 
     def gradients(self, task: int, slot: int, sections: list[memoryview]) -> list[memoryview]:
@@ -357,17 +380,8 @@ class Worker:
         made = {slot: self.gradients(task, slot, sections) for slot, (_, _, sections) in pulled.items()}
 
         def ask(connection: PsConnection, own: list[int]) -> dict[int, bool]:
-            header = Push(
-                self.map.generation,
-                lease,
-                attempt,
-                DATASET,
-                0,
-                task,
-                rates(self.spec),
-                [self.push_slot(task, slot, pulled[slot]) for slot in own],
-            )
-            body = [piece for slot in own for piece in pad(made[slot])]
+            told = {slot: pulled[slot] for slot in own}
+            header, body = self.push_of(task, lease, told, {slot: made[slot] for slot in own}, attempt)
             reply = connection.send(header, body).result(WAIT_SECONDS)
             assert isinstance(reply.header, Pushed)
             for entry in reply.header.answers:
@@ -380,12 +394,40 @@ class Worker:
         self.each(list(pulled) if slots is None else slots, ask)
         return sum(lives.values())
 
-    def push_slot(self, task: int, slot: int, pulled: tuple[int, int, list[memoryview]]) -> PushSlot:
-        layout = self.spec.layout(slot)
-        bitmap = layout.bitmap(range(len(layout.blocks)))
-        rows = [(table, len(ids)) for table, ids in self.ids(task, slot)]
-        size = padded_sum(layout.push_sections(bitmap, rows))
-        return PushSlot(slot, pulled[0], pulled[1], bitmap, rows, size)
+    def push_of(
+        self,
+        task: int,
+        lease: int,
+        pulled: dict[int, tuple[int, int, list[memoryview]]],
+        made: dict[int, list[memoryview]] | None = None,
+        attempt: int = 1,
+    ) -> tuple[Push, list[Piece]]:
+        """Header and body of a push of these slots."""
+        if made is None:
+            made = {slot: self.gradients(task, slot, sections) for slot, (_, _, sections) in pulled.items()}
+        layouts, own = self.spec.layouts, sorted(pulled)
+        rows, _ = self.rows_of({slot: self.ids(task, slot) for slot in own})
+        body = [part for slot in own for part in made[slot][: len(layouts[slot].blocks)]]
+        rest = {slot: made[slot][len(layouts[slot].blocks) :] for slot in own}
+        for _, counts in rows:
+            with_rows = [slot for slot, count in zip(own, counts, strict=True) if count]
+            for _ in range(2):  # ids, gradients
+                body.append(memoryview(b"".join([rest[slot].pop(0) for slot in with_rows])))
+        blocks = [(slot, layouts[slot].bitmap(range(len(layouts[slot].blocks)))) for slot in own]
+        header = Push(
+            self.map.generation,
+            lease,
+            attempt,
+            DATASET,
+            0,
+            task,
+            rates(self.spec),
+            own,
+            [pulled[slot][:2] for slot in own],
+            [(slot, bitmap) for slot, bitmap in blocks if bitmap],
+            rows,
+        )
+        return header, pad(body)
 
     def start(self, tasks: Sequence[int]) -> Future[None]:
         """Run in a thread."""

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from elastane.slots.connection import Reply
-from elastane.slots.frames import CODES, Header, Pull, PullSlot, Push, Pushed, Replicate, Replicated
-from elastane.slots.wire import pad
+from elastane.slots.frames import CODES, Header, Pull, Pushed, Replicate, Replicated
 from elastane_proto.v1 import ps_pb2
 from elastane_ps import replication
 from elastane_ps.replication import Message, Replication
@@ -29,17 +28,7 @@ SPEC = small(slots=2)
 def push(worker: Worker, task: int, slot: int, ps_id: str) -> Future[Reply]:
     """Push to one slot at a process; not waited for."""
     pulled = worker.pull(task, 1, [slot])
-    header = Push(
-        worker.map.generation,
-        50,
-        1,
-        DATASET,
-        0,
-        task,
-        rates(SPEC),
-        [worker.push_slot(task, slot, pulled[slot])],
-    )
-    body = pad(worker.gradients(task, slot, pulled[slot][2]))
+    header, body = worker.push_of(task, 50, pulled)
     return worker.connection(ps_id).send(header, body)
 
 
@@ -72,10 +61,10 @@ def test_neither_pushes_nor_pulls_are_answered_before_the_backup_has_them(held_u
         held_up.clear()
         pushed = push(worker, 3, 0, owner)
         assert not is_done(pushed)
-        pulled = worker.connection(owner).send(Pull(worker.map.generation, 1, [PullSlot(0, True)]))
+        pulled = worker.connection(owner).send(Pull(worker.map.generation, 1, [0], [0]))
         assert not is_done(pulled)
         again = worker.connection(owner)  # the same name, from another connection's point of view
-        assert not is_done(again.send(Pull(worker.map.generation, 1, [PullSlot(0, True)])))
+        assert not is_done(again.send(Pull(worker.map.generation, 1, [0], [0])))
         held_up.set()
         assert is_done(pushed, WAIT_SECONDS) and is_done(pulled, WAIT_SECONDS)
 

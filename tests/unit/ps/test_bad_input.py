@@ -20,10 +20,8 @@ from elastane.slots.frames import (
     CODES,
     Init,
     Pull,
-    PullSlot,
     Push,
     Pushed,
-    PushSlot,
     Replicate,
     SlotFrameError,
 )
@@ -53,11 +51,8 @@ def connection(running: tuple[FakeMaster, Worker]) -> PsConnection:
 
 def push(worker: Worker, task: int = 50, **changes: object) -> tuple[Push, list[Piece]]:
     """A good push of one slot, with changes of its header."""
-    pulled = worker.pull(task, 1, [SLOT])
-    made = worker.gradients(task, SLOT, pulled[SLOT][2])
-    told = worker.push_slot(task, SLOT, pulled[SLOT])
-    header = Push(worker.map.generation, 99, 1, DATASET, 0, task, rates(SPEC), [told])
-    return msgspec.structs.replace(header, **changes), pad(made)
+    header, body = worker.push_of(task, 99, worker.pull(task, 1, [SLOT]))
+    return msgspec.structs.replace(header, **changes), body
 
 
 def rows_push(ids: list[int], value: float = 1.0, table: int = 0) -> tuple[Push, list[Piece]]:
@@ -69,8 +64,14 @@ def rows_push(ids: list[int], value: float = 1.0, table: int = 0) -> tuple[Push,
             memoryview(np.full((len(ids), width), value, np.float32)).cast("B"),
         ]
     )
-    told = PushSlot(SLOT, 0, 0, b"", [(table, len(ids))], sum(map(len, body)))
-    return Push(1000, 99, 1, DATASET, 0, 60, rates(SPEC), [told]), body
+    rows = [(table, [len(ids)])]
+    return Push(1000, 99, 1, DATASET, 0, 60, rates(SPEC), [SLOT], [(0, 0)], [], rows), body
+
+
+def of_slots(worker: Worker, slots: list[int], **changes: object) -> tuple[Push, list[Piece]]:
+    """A push of slots without gradients."""
+    nothing: dict[str, object] = {"seen": [(0, 0)] * len(slots), "blocks": [], "rows": []}
+    return push(worker, slots=slots, **{**nothing, **changes})[0], []
 
 
 Bad = Callable[[Worker], tuple[frames.Header, list[Piece]]]
@@ -84,25 +85,38 @@ BAD: dict[str, Bad] = {
     "rows of another slot": lambda w: rows_push(ids_of(SPEC, 0, (SLOT + 1) % 4, 1).tolist()),
     "a NaN": lambda w: rows_push(OWN, float("nan")),
     "an infinity": lambda w: rows_push(OWN, float("-inf")),
-    "a table that is not there": lambda w: push(w, slots=[PushSlot(SLOT, 0, 0, b"", [(7, 1)], 128)]),
-    "a slot that is not there": lambda w: push(w, slots=[PushSlot(99, 0, 0)]),
-    "a negative slot": lambda w: push(w, slots=[PushSlot(-1, 0, 0)]),
-    "slots twice": lambda w: (push(w, slots=[PushSlot(1, 0, 0), PushSlot(1, 0, 0)])[0], []),
+    "a table that is not there": lambda w: push(w, rows=[(7, [1])]),
+    "a slot that is not there": lambda w: of_slots(w, [99]),
+    "a negative slot": lambda w: of_slots(w, [-1]),
+    "slots twice": lambda w: of_slots(w, [1, 1]),
+    "slots that descend": lambda w: of_slots(w, [1, 0]),
+    "blocks of a slot twice": lambda w: of_slots(w, [SLOT], blocks=[(SLOT, b""), (SLOT, b"")]),
+    "blocks of a slot of which nothing is told": lambda w: of_slots(w, [SLOT], blocks=[(SLOT + 1, b"")]),
+    "tables that descend": lambda w: of_slots(w, [SLOT], rows=[(1, [0]), (0, [0])]),
+    "rows of fewer slots": lambda w: of_slots(w, [SLOT], rows=[(0, [])]),
+    "rows of more slots": lambda w: of_slots(w, [SLOT], rows=[(0, [0, 0])]),
+    "a negative number of rows": lambda w: of_slots(w, [0, 1], rows=[(0, [-1, 1])]),
+    "nothing told of a slot": lambda w: of_slots(w, [SLOT], seen=[]),
+    "a negative version": lambda w: of_slots(w, [SLOT], seen=[(0, -1)]),
     "a body that is too long": lambda w: (push(w)[0], [*push(w)[1], bytes(64)]),
     "a body that is too short": lambda w: (push(w)[0], push(w)[1][:-2]),
-    "a wrong size": lambda w: push(w, slots=[msgspec.structs.replace(push(w)[0].slots[0], size=64)]),
+    "rows that are not sent": lambda w: (push(w, rows=[(0, [10**6])])[0], push(w)[1]),
     "a name where gradients are": lambda w: push(w, names=[SLOT]),
-    "a name for a slot twice": lambda w: (push(w, slots=[], names=[1, 1])[0], []),
-    "a name for a slot that is not there": lambda w: (push(w, slots=[], names=[99])[0], []),
-    "a bitmap of too many blocks": lambda w: push(w, slots=[PushSlot(SLOT, 0, 0, b"\xff" * 9)]),
+    "a name for a slot twice": lambda w: of_slots(w, [], names=[1, 1]),
+    "a name for a slot that is not there": lambda w: of_slots(w, [], names=[99]),
+    "a bitmap of too many blocks": lambda w: of_slots(w, [SLOT], blocks=[(SLOT, b"\xff" * 9)]),
     "rates of other groups": lambda w: push(w, rates=[[0.1]]),
     "infinite rates": lambda w: push(w, rates=[[float("inf"), *r[1:]] for r in rates(SPEC)]),
     "no name": lambda w: push(w, dataset=""),
     "a negative task": lambda w: (msgspec.structs.replace(push(w)[0], task=-1), push(w)[1]),
     "a lease of 0": lambda w: push(w, lease=0),
     "too few pulls": lambda w: push(w, pulls=[(0, 1)]),
-    "a pull of a slot that is not there": lambda w: (Pull(1, 1, [PullSlot(4, True)]), []),
-    "a pull of 2**40 rows": lambda w: (Pull(1, 1, [PullSlot(SLOT, True, [(0, 2**40)])]), []),
+    "a pull of a slot that is not there": lambda w: (Pull(1, 1, [4], [4]), []),
+    "a pull of 2**40 rows": lambda w: (Pull(1, 1, [SLOT], [SLOT], [(0, [2**40])]), []),
+    "a pull of blocks of a slot twice": lambda w: (Pull(1, 1, [SLOT], [SLOT, SLOT]), []),
+    "a pull of blocks of a slot that is not asked for": lambda w: (Pull(1, 1, [0], [1]), []),
+    "a pull of rows of fewer slots": lambda w: (Pull(1, 1, [0, 1], [], [(0, [0])]), []),
+    "a pull of a negative number of rows": lambda w: (Pull(1, 1, [0, 1], [], [(0, [-1, 1])]), []),
     "initial values of another model": lambda w: (Init(1, b"x" * 32, []), []),
     "an answer": lambda w: (Pushed(1, []), []),
 }
@@ -143,19 +157,18 @@ def test_a_map_that_is_too_old_is_said_to_be(running: tuple[FakeMaster, Worker])
 
 def test_a_version_that_the_slot_never_had_is_given_back(running: tuple[FakeMaster, Worker]) -> None:
     _, worker = running
-    slots = [msgspec.structs.replace(push(worker)[0].slots[0], version=9999)]
-    header, body = push(worker, slots=slots)
+    header, body = push(worker, seen=[(0, 9999)])
     assert code_of(connection(running).send(header, body)) == CODES[Verdict.RESTORED]
 
 
 def test_ten_thousand_equal_ids_are_pulled_and_empty_pushes_count(running: tuple[FakeMaster, Worker]) -> None:
     _, worker = running
     ids = np.full(10_000, OWN[0], np.int64)
-    asked = Pull(worker.map.generation, 1, [PullSlot(SLOT, False, [(0, len(ids))])])
+    asked = Pull(worker.map.generation, 1, [SLOT], [], [(0, [len(ids)])])
     reply = connection(running).send(asked, pad([memoryview(ids).cast("B")])).result(10)
     rows = np.frombuffer(reply.body[0], np.float32).reshape(-1, 16)
     assert (rows == rows[0]).all()
-    header, _ = push(worker, task=72, slots=[PushSlot(SLOT, -1, -1)])
+    header, _ = of_slots(worker, [SLOT], task=72, seen=[(-1, -1)])
     assert code_of(connection(running).send(header)) == CODES[Verdict.APPLIED]
 
 
@@ -206,7 +219,7 @@ def test_a_sender_that_falls_silent_in_a_frame_is_closed(
 def test_a_frame_of_4_gib_is_refused_by_its_prefix(running: tuple[FakeMaster, Worker]) -> None:
     raw = connect(*running[0].addresses["ps-0"])
     raw.settimeout(10)
-    raw.sendall(struct.pack("<IBBHQIIQ", frames.MAGIC, 1, 3, 0, 1, 10, 0, 4 * 2**30))
+    raw.sendall(struct.pack("<IBBHQIIQ", frames.MAGIC, frames.VERSION, 3, 0, 1, 10, 0, 4 * 2**30))
     while raw.recv(1000):
         pass
 
@@ -287,9 +300,9 @@ def test_slots_without_values_say_so() -> None:
         worker = Worker(master)
         worker.refresh()
         connected = PsConnection(*master.addresses["ps-0"])
-        pulled = connected.send(Pull(worker.map.generation, 1, [PullSlot(SLOT, True)])).result(10)
-        assert pulled.header.slots[0].code == frames.CODE_UNINITIALISED  # type: ignore[union-attr]
-        header = Push(worker.map.generation, 1, 1, DATASET, 0, 0, rates(SPEC), [PushSlot(SLOT, 0, 0)])
+        pulled = connected.send(Pull(worker.map.generation, 1, [SLOT], [SLOT])).result(10)
+        assert pulled.header.answers[0].code == frames.CODE_UNINITIALISED  # type: ignore[union-attr]
+        header = Push(worker.map.generation, 1, 1, DATASET, 0, 0, rates(SPEC), [SLOT], [(0, 0)])
         assert code_of(connected.send(header)) == frames.CODE_UNINITIALISED
         worker.initialise()
         worker.initialise(seed=5)  # the first counts

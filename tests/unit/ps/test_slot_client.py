@@ -17,6 +17,7 @@ from elastane.slots.access import PulledSlots, PushedTask, PushOutcome, Wanted
 from elastane.slots.frames import PsMemoryError, SlotFrameError
 from elastane.slots.map_message import ToldMap
 from elastane.slots.slot_client import PsUnreachableError, SlotClient
+from elastane.tables.by_slot import TableIds, bounds_of, joined
 from elastane.tables.layout import Ids, PushPart, RowGradients
 from elastane_ps.memory import Room
 from elastane_slots.pushes import Pulled
@@ -62,8 +63,12 @@ def client_of(
     client.close()
 
 
-def everything() -> Mapping[int, Wanted]:
-    return {slot: Wanted(True, ids_in(slot)) for slot in range(SPEC.slots)}
+def everything() -> Wanted:
+    rows = []
+    for table in range(len(SPEC.tables)):
+        ids = [ids_of(SPEC, table, slot, 10) for slot in range(SPEC.slots)]
+        rows.append(TableIds(table, np.concatenate(ids), bounds_of(map(len, ids))))
+    return Wanted(range(SPEC.slots), range(SPEC.slots), tuple(rows))
 
 
 def ids_in(slot: int) -> tuple[tuple[int, Ids], ...]:
@@ -83,7 +88,7 @@ def pushed(task: int, lease: int, seen: Mapping[int, Pulled], value: float = 1.0
             for table, ids in ids_in(slot)
         ]
         parts[slot] = PushPart(blocks, tuple(rows))
-    return PushedTask(DATASET, 0, task, 1, lease, 0, rates(SPEC), parts, dict(seen))
+    return PushedTask(DATASET, 0, task, 1, lease, 0, rates(SPEC), joined(parts, SPEC.slots), dict(seen))
 
 
 def train(client: SlotClient, master: FakeMaster, task: int) -> PushOutcome:
@@ -93,11 +98,19 @@ def train(client: SlotClient, master: FakeMaster, task: int) -> PushOutcome:
     pulled = client.pull(lease, 0, everything())
     if pulled.returned:
         return PushOutcome("returned", pulled.returned)
-    return client.push(pushed(task, lease, {slot: one.seen for slot, one in pulled.slots.items()}))
+    return client.push(pushed(task, lease, pulled.seen))
 
 
 def values(pulled: PulledSlots) -> bytes:
-    return b"".join(bytes(part) for slot in sorted(pulled.slots) for part in pulled.slots[slot].sections)
+    """What was pulled, in an order of its own."""
+    found = [bytes(part) for slot in sorted(pulled.blocks) for part in pulled.blocks[slot]]
+    for table, ids, rows in pulled.rows:
+        width = len(rows) // len(ids)
+        found += sorted(
+            bytes([table]) + bytes(memoryview(ids[at : at + 1]).cast("B")) + bytes(rows[at * width :][:width])
+            for at in range(len(ids))
+        )
+    return b"".join(sorted(found))
 
 
 def test_slots_get_their_initial_values_with_the_first_pull() -> None:
@@ -106,9 +119,9 @@ def test_slots_get_their_initial_values_with_the_first_pull() -> None:
     master.settled()
     with client_of(master) as client:
         pulled = client.pull(1, 0, everything())
-        for slot, found in pulled.slots.items():
-            blocks = [bytes(part) for part in found.sections[: len(SPEC.layout(slot).blocks)]]
-            assert blocks == [bytes(part) for part in initial(SPEC, slot)]
+        assert sorted(pulled.blocks) == sorted(pulled.seen) == list(range(SPEC.slots))
+        for slot, blocks in pulled.blocks.items():
+            assert [bytes(part) for part in blocks] == [bytes(part) for part in initial(SPEC, slot)]
         assert train(client, master, 0).kind == "done"
     master.close()
 
@@ -139,7 +152,7 @@ def test_the_same_push_again_is_answered_and_changes_nothing() -> None:
     with cluster(SPEC, 2) as (master, _), client_of(master) as client:
         master.leases = 1
         pulled = client.pull(1, 0, everything())
-        task = pushed(0, 1, {slot: one.seen for slot, one in pulled.slots.items()})
+        task = pushed(0, 1, pulled.seen)
         assert client.push(task).kind == "done"
         before = values(client.pull(0, 0, everything()))
         again = client.push(task)
@@ -165,12 +178,12 @@ def test_a_slot_that_went_back_gives_the_task_back(tmp_path: object) -> None:
         master.kill("ps-0")
         master.add("ps-1")
         master.served()
-        task = pushed(1, lease, {slot: one.seen for slot, one in pulled.slots.items()})
+        task = pushed(1, lease, pulled.seen)
         outcome = client.push(task)
         assert outcome.kind == "returned" and "snapshot" in outcome.reason
         # A pull under the old lease says so, too, and the script can go on to the end of its block.
         late = client.pull(lease, 0, everything())
-        assert late.returned and len(late.slots) == SPEC.slots
+        assert late.returned and len(late.seen) == SPEC.slots
         assert train(client, master, 1).kind == "done"
 
 
@@ -181,7 +194,7 @@ def test_a_pull_waits_for_a_server_and_for_the_map_of_its_lease() -> None:
         time.sleep(0.2)
         assert not asked.done()
         master.add("ps-0")
-        assert len(asked.result(60).slots) == SPEC.slots
+        assert len(asked.result(60).seen) == SPEC.slots
     master.close()
 
 
@@ -218,7 +231,7 @@ def test_what_a_server_refuses_is_told_and_not_tried_for_ever(monkeypatch: pytes
     with cluster(SPEC, 1) as (master, _), client_of(master) as client:
         wrong = np.array([SPEC.tables[0].rows + 1])
         with pytest.raises(SlotFrameError, match=r"refused a frame: .*has no row"):
-            client.pull(0, 0, {0: Wanted(False, ((0, wrong),))})
+            client.pull(0, 0, Wanted([0], (), (TableIds(0, wrong, bounds_of([1] + [0] * (SPEC.slots - 1))),)))
 
 
 def test_dense_tensors_that_do_not_fit_are_refused_and_taken_where_they_do(
@@ -236,7 +249,7 @@ def test_dense_tensors_that_do_not_fit_are_refused_and_taken_where_they_do(
         with pytest.raises(PsMemoryError, match=f"dense tensors.* need {needed} bytes, and {left[0]} are"):
             client.pull(1, 0, everything())
         left[0] = needed
-        assert len(client.pull(1, 0, everything()).slots) == SPEC.slots
+        assert len(client.pull(1, 0, everything()).seen) == SPEC.slots
     master.close()
 
 
@@ -260,7 +273,7 @@ def test_two_threads_share_a_client() -> None:
 def test_pushes_that_are_begun_together_are_applied_once() -> None:
     with cluster(SPEC, 2) as (master, worker), client_of(master) as client:
         assert train(client, master, 0).kind == "done"  # connections stand from here on
-        seen = {slot: one.seen for slot, one in client.pull(0, 0, everything()).slots.items()}
+        seen = client.pull(0, 0, everything()).seen
         begun = [client.begin_push(pushed(task, 1 + task, seen)) for task in range(1, 13)]
         assert {future.result(WAIT_SECONDS).kind for future in begun} == {"done"}
         worker.refresh()
@@ -277,7 +290,7 @@ def test_a_pull_that_is_begun_goes_on_elsewhere_if_its_owner_is_silent() -> None
             with master.changed:
                 del master.servers["ps-0"], master.addresses["ps-0"]
                 master._set(master.map.left("ps-0", master.servers, master.leases))
-            assert sorted(begun.result(WAIT_SECONDS).slots) == list(range(SPEC.slots))
+            assert sorted(begun.result(WAIT_SECONDS).seen) == list(range(SPEC.slots))
         silent.close()
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from elastane.slots.frames import CODES, Push, Pushed
-from elastane.slots.wire import pad
+from elastane.slots.frames import CODES, Pushed
 from elastane.tables.journal_file import JournalReading
 from elastane.tables.journal_records import JournalEntry, JournalError, LifeBegun
 from elastane.tables.sections import Section
@@ -35,7 +34,7 @@ from elastane_slots.slot_map import SlotMap
 from elastane_slots.tasks import TaskName
 from unit.ps.cluster import DATASET, WAIT_SECONDS, FakeMaster, cluster
 from unit.ps.test_serving import SPEC, serial
-from unit.tables.models import part_of, push, rates, small, weights_of
+from unit.tables.models import part_of, push, small, weights_of
 
 
 def saved(master: FakeMaster, request: str, folder: str) -> dict[int, ps_pb2.SavedSlot]:
@@ -159,9 +158,7 @@ def test_closed_tasks_are_applied_nowhere_any_more(copies: int) -> None:
             master.settled()
             worker.refresh()
         connection = worker.connection(master.map.places[5].owner)
-        told = worker.push_slot(9, 5, pulled[5])
-        header = Push(worker.map.generation, 99, 1, DATASET, 0, 9, rates(SPEC), [told])
-        reply = connection.send(header, pad(worker.gradients(9, 5, pulled[5][2]))).result(10).header
+        reply = connection.send(*worker.push_of(9, 99, {5: pulled[5]})).result(10).header
         assert isinstance(reply, Pushed) and reply.answers[0].code == CODES[Verdict.CLOSED]
 
 

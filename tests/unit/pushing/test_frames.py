@@ -18,9 +18,7 @@ from elastane.slots.frames import (
     Header,
     Kind,
     Pull,
-    PullSlot,
     Push,
-    PushSlot,
     SlotFrameError,
     decode_header,
     decode_prefix,
@@ -28,7 +26,7 @@ from elastane.slots.frames import (
 )
 from elastane_slots.pushes import Verdict
 
-PUSH = Push(7, 3, 1, "clicks", 0, 9, [[0.1, 0.0]], [PushSlot(1, 0, 4, b"\x03", [(0, 2)], 192)], [5], [(0, 4)])
+PUSH = Push(7, 3, 1, "clicks", 0, 9, [[0.1, 0.0]], [1], [(0, 4)], [(1, b"\x03")], [(0, [2])], [5], [(0, 4)])
 
 
 def read(data: bytes) -> Header:
@@ -38,7 +36,7 @@ def read(data: bytes) -> Header:
     return decode_header(prefix, data[PREFIX_BYTES : PREFIX_BYTES + prefix.header_bytes])
 
 
-@pytest.mark.parametrize("header", [PUSH, Pull(1, 0, [PullSlot(3, True)]), frames.CopyDone(1, 2, 3)])
+@pytest.mark.parametrize("header", [PUSH, Pull(1, 0, [3], [3]), frames.CopyDone(1, 2, 3)])
 def test_what_is_written_is_read(header: Header) -> None:
     data = encode(header, 12, 640)
     assert read(data) == header
@@ -52,7 +50,15 @@ def test_every_kind_has_a_struct_and_every_verdict_a_number() -> None:
 
 
 def prefix_with(**changes: int) -> bytes:
-    told = {"magic": frames.MAGIC, "version": 1, "kind": 3, "flags": 0, "number": 1, "header": 1, "crc": 0}
+    told = {
+        "magic": frames.MAGIC,
+        "version": frames.VERSION,
+        "kind": 3,
+        "flags": 0,
+        "number": 1,
+        "header": 1,
+        "crc": 0,
+    }
     told = {**told, "body": 0, **changes}
     return struct.pack("<IBBHQIIQ", *told.values())
 
@@ -61,7 +67,8 @@ def prefix_with(**changes: int) -> bytes:
     "changes",
     [
         {"magic": 1},
-        {"version": 2},
+        {"version": frames.VERSION - 1},
+        {"version": frames.VERSION + 1},
         {"kind": 0},
         {"kind": 5 + 60},
         {"flags": 1},

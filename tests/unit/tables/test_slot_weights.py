@@ -9,16 +9,14 @@ import pytest
 import torch
 
 from elastane.tables import rates as rates_module
+from elastane.tables.by_slot import check_gradients, joined
 from elastane.tables.layout import (
     NonFiniteGradient,
     PushPart,
     RowGradients,
-    check_parts,
     cut,
     padded,
     padded_sum,
-    push_messages,
-    push_parts,
 )
 from elastane.tables.sections import Section, SectionHeader
 from elastane.tables.slot_weights import SlotWeights, apply_all, load_all, prepare_all
@@ -73,9 +71,9 @@ def test_slots_that_are_applied_together_have_the_bits_of_one_by_one(row: str) -
     generator = torch.Generator().manual_seed(4)
     for rows in (20, 0, 1, 37, 20):
         parts = [part_of(spec, slot, generator, rows=rows + slot if rows else 0) for slot in range(4)]
-        check_parts([(weights.layout, part) for weights, part in zip(together, parts, strict=True)])
-        pushes = list(zip(together, parts, strict=True))
-        apply_all(prepare_all(pushes, rates(spec)), rates(spec), 0.5)
+        gradients = joined(dict(enumerate(parts)), 4)
+        check_gradients(spec.layouts, gradients)
+        apply_all(prepare_all(dict(enumerate(together)), gradients, rates(spec)), rates(spec), 0.5)
         for weights, part in zip(single, parts, strict=True):
             push(spec, weights, part, 0.5)
         assert [weights.digest() for weights in together] == [weights.digest() for weights in single]
@@ -84,9 +82,16 @@ def test_slots_that_are_applied_together_have_the_bits_of_one_by_one(row: str) -
         ]
 
 
-def rows_of(slot: int, table: int = 0, ids: list[int] | None = None, value: float = 1.0) -> PushPart:
+def rows_of(
+    slot: int,
+    table: int = 0,
+    ids: list[int] | None = None,
+    value: float = 1.0,
+    dtype: torch.dtype = torch.float32,
+) -> PushPart:
     own = ids_of(SPEC, table, slot, 3) if ids is None else np.array(ids, np.int64)
-    return PushPart({}, (RowGradients(table, own, torch.full((len(own), SPEC.tables[table].width), value)),))
+    values = torch.full((len(own), SPEC.tables[table].width), value, dtype=dtype)
+    return PushPart({}, (RowGradients(table, own, values),))
 
 
 @pytest.mark.parametrize(
@@ -100,20 +105,19 @@ def rows_of(slot: int, table: int = 0, ids: list[int] | None = None, value: floa
         (lambda: rows_of(2, 1, [5]), InvalidRequest),  # padding, of its slot or not
         (lambda: rows_of(2, value=float("nan")), NonFiniteGradient),
         (lambda: rows_of(2, value=float("inf")), NonFiniteGradient),
-        (lambda: PushPart({}, (RowGradients(0, ids_of(SPEC, 0, 2, 2), torch.ones(2, 3)),)), InvalidRequest),
+        (lambda: rows_of(2, value=1.0, dtype=torch.float64), InvalidRequest),
         (lambda: PushPart({99: torch.ones(2)}), InvalidRequest),
     ],
 )
 def test_one_wrong_part_of_several_is_refused_as_it_is_alone(
     wrong: Callable[[], PushPart], error: type[Exception]
 ) -> None:
-    layouts = [SPEC.layout(slot) for slot in range(3)]
-    parts = [(layouts[0], rows_of(0)), (layouts[1], rows_of(1))]
-    check_parts([*parts, (layouts[2], rows_of(2))])
+    parts = {0: rows_of(0), 1: rows_of(1)}
+    check_gradients(SPEC.layouts, joined({**parts, 2: rows_of(2)}, 3))
     with pytest.raises(error) as together:
-        check_parts([*parts, (layouts[2], wrong())])
+        check_gradients(SPEC.layouts, joined({**parts, 2: wrong()}, 3))
     with pytest.raises(error) as alone:
-        layouts[2].check_part(wrong())
+        SPEC.layout(2).check_part(wrong())
     assert str(together.value) == str(alone.value)
 
 
@@ -194,34 +198,23 @@ def test_a_message_of_a_push_is_what_was_pushed() -> None:
         assert sizes[-1] < padded(sizes[-1]) + 64
 
 
-@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
-def test_messages_of_several_slots_are_those_of_each(wire: str) -> None:
-    spec = small(wire=wire)
+def test_gradients_of_slots_are_their_parts_together_and_one_by_one() -> None:
     generator = torch.Generator().manual_seed(2)
-    parts = {slot: part_of(spec, slot, generator, rows=7) for slot in range(3)}
-    nothing = RowGradients(0, np.empty(0, np.int64), torch.empty(0, 16))
-    parts[1] = PushPart({}, (nothing, parts[1].rows[1]))
-    told, body = [], bytearray()
-    for slot, (bitmap, rows, sections) in push_messages(spec.layouts, parts).items():
-        alone = spec.layout(slot).push_message(parts[slot])
-        assert (bitmap, rows, [bytes(s) for s in sections]) == (*alone[:2], [bytes(s) for s in alone[2]])
-        told.append((slot, bitmap, rows, padded_sum(map(len, sections))))
-        for section in sections:
-            body += bytes(section) + bytes(padded(len(section)) - len(section))
-    at = 0
-    for (slot, bitmap, rows, size), part in zip(
-        told, push_parts(spec.layouts, told, memoryview(body)), strict=True
-    ):
-        layout = spec.layout(slot)
-        sections = cut(memoryview(body)[at : at + size], layout.push_sections(bitmap, rows))
-        at += size
-        alone_part = layout.push_part(bitmap, rows, sections)
-        assert part.blocks.keys() == alone_part.blocks.keys()
-        assert all(torch.equal(part.blocks[p], alone_part.blocks[p]) for p in part.blocks)
-        for one, other in zip(part.rows, alone_part.rows, strict=True):
-            assert one.table == other.table and (one.ids == other.ids).all()
-            assert torch.equal(one.values, other.values) and one.values.dtype == other.values.dtype
-    assert at == len(body)
+    spec = small(slots=5)
+    parts = {slot: part_of(spec, slot, generator, rows=7) for slot in range(4)}
+    parts[1] = PushPart({}, (parts[1].rows[1],))
+    gradients = joined(parts, 5)
+    assert gradients.slots == [0, 1, 2, 3] and gradients.part(4) == PushPart()
+    for slots in ([0], [1], [0, 2], [0, 1, 2, 3], [1, 2, 4], [0, 3], [4], []):
+        kept = gradients.only(slots)
+        assert kept.slots == [slot for slot in slots if slot in parts]
+        for slot in range(5):
+            part, expected = kept.part(slot), parts[slot] if slot in kept.slots else PushPart()
+            assert part.blocks.keys() == expected.blocks.keys()
+            assert all(torch.equal(part.blocks[p], expected.blocks[p]) for p in part.blocks)
+            for one, other in zip(part.rows, expected.rows, strict=True):
+                assert one.table == other.table and (one.ids == other.ids).all()
+                assert torch.equal(one.values, other.values)
 
 
 def row_part(ids: list[int], width: int = 16, table: int = 0) -> PushPart:

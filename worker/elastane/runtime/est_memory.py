@@ -85,10 +85,10 @@ def left_in_cgroup_bytes() -> int | None:
     """Return the memory left in this process's own control group; None without a limit."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
-        used = (_CGROUP / "memory.current").read_text().strip()
-        kept = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
         if limit == "max":
             return None
+        used = (_CGROUP / "memory.current").read_text().strip()
+        kept = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
         # Pages of files that were read count as used, and are given back when memory is short.
         return max(0, int(limit) - int(used) + int(kept.get("inactive_file", 0)))
     except (OSError, ValueError):  # a figure that cannot be read must not end the training

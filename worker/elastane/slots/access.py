@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
-from elastane.tables.layout import Ids, PushPart
+from elastane.tables.by_slot import TableIds, TaskGradients
+from elastane.tables.layout import Ids
 from elastane_slots.pushes import Pulled
 
 Result = TypeVar("Result")
@@ -15,33 +16,35 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is pulled of a slot. dense: all its blocks. rows: (table, ids), tables ascending."""
+    """What is pulled of `slots`, ascending, besides their lives and versions.
 
-    dense: bool = True
-    rows: tuple[tuple[int, Ids], ...] = ()
+    dense: those of which all blocks are. rows: ids by table, of these slots, tables ascending.
+    """
 
-
-@dataclass(frozen=True)
-class PulledSlot:
-    """What was pulled of a slot. sections: as `SlotLayout.pulled_sections` has them."""
-
-    seen: Pulled
-    sections: Sequence[memoryview]
+    slots: Sequence[int]
+    dense: Sequence[int] = ()
+    rows: tuple[TableIds, ...] = ()
 
 
 @dataclass(frozen=True)
 class PulledSlots:
-    """returned: why the task is given back; its lease is not served any more. Empty: it is not."""
+    """What was pulled. seen: by slot. blocks: by slot that was asked for them, a section each.
 
-    slots: dict[int, PulledSlot]
+    rows: (table, ids, their values as sent), in parts. returned: why the task is given back; its lease is
+    not served any more. Empty: it is not.
+    """
+
+    seen: dict[int, Pulled] = field(default_factory=dict)
+    blocks: dict[int, Sequence[memoryview]] = field(default_factory=dict)
+    rows: list[tuple[int, Ids, memoryview]] = field(default_factory=list)
     returned: str = ""
 
 
 @dataclass(frozen=True)
 class PushedTask:
-    """A task's gradients for all slots; the same bytes whenever it is sent again.
+    """A task's gradients; the same bytes whenever it is sent again.
 
-    parts: by slot; to others the name goes alone. seen: by slot, as first pulled for the task. later: of
+    To slots without gradients the name goes alone. seen: by slot, as first pulled for the task. later: of
     each request for weights after the first, (slot, life, version). rates: by group of the optimizer.
     """
 
@@ -52,7 +55,7 @@ class PushedTask:
     lease: int
     generation: int
     rates: list[list[float]]
-    parts: dict[int, PushPart]
+    gradients: TaskGradients
     seen: dict[int, Pulled] = field(default_factory=dict)
     later: list[list[tuple[int, int, int]]] = field(default_factory=list)
 
@@ -77,7 +80,7 @@ class PushOutcome:
 class SlotAccess(Protocol):
     """To be inherited from. Thread-safe."""
 
-    def pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> PulledSlots:
+    def pull(self, lease: int, generation: int, wanted: Wanted) -> PulledSlots:
         """Pull slots. lease: of the task; 0 for an evaluation. generation: of the oldest map that will do.
 
         Raises PsUnreachableError.
@@ -89,7 +92,7 @@ class SlotAccess(Protocol):
         Raises PsUnreachableError.
         """
 
-    def begin_pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> Future[PulledSlots]:
+    def begin_pull(self, lease: int, generation: int, wanted: Wanted) -> Future[PulledSlots]:
         """Begin to `pull`; the future raises its errors. Unless it is overridden, nothing is waited for."""
         return _ended(lambda: self.pull(lease, generation, wanted))
 

@@ -23,7 +23,7 @@ from elastane_common.errors import ElastaneError
 from elastane_slots.pushes import Verdict
 
 MAGIC: Final = 0xE1A570F5
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER_BYTES_MAX: Final = 16 * 2**20
 FRAME_BYTES_MAX: Final = 2**30
 _PREFIX: Final = struct.Struct("<IBBHQIIQ")
@@ -88,54 +88,45 @@ class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fa
     pass
 
 
-class PullSlot(_Header):
-    """dense: all blocks of the slot. rows: (table, number of ids), tables ascending."""
-
-    slot: int
-    dense: bool
-    rows: list[tuple[int, int]] = []
-
-
 class Pull(_Header):
-    """Body: for each slot and table the ids. lease: of the task; 0 for an evaluation."""
+    """Body: for each table the ids, sorted by slot. lease: of the task; 0 for an evaluation.
+
+    slots: ascending. dense: those of which all blocks are pulled. rows: (table, number of ids of each slot),
+    tables ascending.
+    """
 
     generation: int
     lease: int
-    slots: list[PullSlot]
+    slots: list[int]
+    dense: list[int] = []
+    rows: list[tuple[int, list[int]]] = []
 
 
-class PulledSlot(_Header):
-    """code: CODE_OK, or the reason why the slot has no data here. size: bytes of its sections."""
+class PulledSlots(_Header):
+    """The same answer of several slots. code: CODE_OK, or the reason why they have no data here."""
 
-    slot: int
+    slots: list[int]
     code: int
     life: int = -1
     version: int = -1
-    size: int = 0
 
 
 class Pulled(_Header):
-    """Body: for each slot its blocks, then its rows. generation: of the server's map."""
+    """Answers of all slots of the pull; each slot occurs once. generation: of the server's map.
+
+    Body: of the slots with data, the blocks; then for each table the rows, sorted by slot.
+    """
 
     generation: int
-    slots: list[PulledSlot]
-
-
-class PushSlot(_Header):
-    """life, version: as pulled; life -1 to push only the name. blocks: bitmap. size: of its sections."""
-
-    slot: int
-    life: int
-    version: int
-    blocks: bytes = b""
-    rows: list[tuple[int, int]] = []
-    size: int = 0
+    answers: list[PulledSlots]
 
 
 class Push(_Header):
-    """Body: for each slot the gradients. rates: by group. names: slots that get only the task's name.
+    """Body: the gradients, blocks first. rates: by group. names: slots that get only the task's name.
 
-    pulls, later: only with a journal (JournalEntry).
+    slots: with gradients, ascending. seen: (life, version) of each as pulled; life -1 without a pull. blocks:
+    (slot, bitmap), slots ascending. rows: (table, number of ids of each slot), tables ascending. pulls,
+    later: only with a journal (JournalEntry).
     """
 
     generation: int
@@ -145,7 +136,10 @@ class Push(_Header):
     epoch: int
     task: int
     rates: list[list[float]]
-    slots: list[PushSlot]
+    slots: list[int]
+    seen: list[tuple[int, int]]
+    blocks: list[tuple[int, bytes]] = []
+    rows: list[tuple[int, list[int]]] = []
     names: list[int] = []
     pulls: list[tuple[int, int]] = []
     later: list[list[tuple[int, int, int]]] = []

@@ -11,7 +11,7 @@ its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -75,7 +75,7 @@ class SlotClient:
         self._threads = ThreadPoolExecutor(_THREADS, "elastane-slots")
         self._first_rounds = FirstRounds(watch)
 
-    def pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> PulledSlots:
+    def pull(self, lease: int, generation: int, wanted: Wanted) -> PulledSlots:
         pulling = Pulling(self._spec, lease, wanted)
         self._know(generation)
         self._converse(pulling)
@@ -87,7 +87,7 @@ class SlotClient:
         self._converse(pushing)
         return pushing.result()
 
-    def begin_pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> Future[PulledSlots]:
+    def begin_pull(self, lease: int, generation: int, wanted: Wanted) -> Future[PulledSlots]:
         return self._begin(Pulling(self._spec, lease, wanted), generation)
 
     def begin_push(self, task: PushedTask) -> Future[PushOutcome]:
@@ -134,7 +134,7 @@ class SlotClient:
     def _ask_at_once(self, conversation: Conversation[Any], generation: int) -> list[Asked]:
         """Ask for all slots, if that can be done without waiting; else for none."""
         slots = conversation.open
-        if sum(map(conversation.request_bytes, slots)) > AT_ONCE_BYTES_MAX:
+        if conversation.request_bytes(sorted(slots)) > AT_ONCE_BYTES_MAX:
             return []
         try:
             told = self._watch.newest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -120,12 +120,15 @@ def give_up(requests: Iterable[Asked], told: ToldMap) -> None:
             request.connection.close()
 
 
-def _divided(slots: list[int], size: Callable[[int], int]) -> Iterator[list[int]]:
+def _divided(slots: list[int], size: Callable[[Sequence[int]], int]) -> Iterator[list[int]]:
     """Divide slots into requests of at most REQUEST_BYTES_MAX, or of one slot."""
+    if size(slots) <= REQUEST_BYTES_MAX:
+        yield slots
+        return
     part: list[int] = []
     total = 0
     for slot in slots:
-        own = size(slot)
+        own = size([slot])
         if part and total + own > REQUEST_BYTES_MAX:
             yield part
             part, total = [], 0

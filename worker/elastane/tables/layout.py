@@ -1,11 +1,13 @@
 """Contents of a slot, and the sections of messages with its values.
 
-A message's body is a sequence of sections, each at a multiple of 64 bytes from the start, first in the order
-of the slot's blocks and then in that of the tables:
+A message's body is a sequence of sections, each at a multiple of 64 bytes from the start, first the blocks of
+its slots and then the rows of each table. A table's rows in all slots of a message are one section, sorted by
+slot:
 
-    pull     ids for each requested table: int64, in any order
+    pull     ids for each requested table: int64, in any order within a slot
     pulled   blocks, then the rows in that order
-    push     gradients of the blocks in a bitmap, then for each table ids (int64, ascending) and gradients
+    push     gradients of the blocks in bitmaps, then for each table ids (int64, ascending within a slot) and
+             gradients
     initial  blocks
 """
 
@@ -73,9 +75,6 @@ class PushPart(msgspec.Struct, frozen=True):
     rows: tuple[RowGradients, ...] = ()
 
 
-NAME_ALONE: Final = PushPart()
-
-
 @dataclass(frozen=True)
 class SlotLayout:
     """Contents of one slot.
@@ -112,38 +111,19 @@ class SlotLayout:
             for block, dtype in zip(self.blocks, self.dtypes, strict=True)
         ]
 
-    def pulled_sections(self, dense: bool, rows: Rows) -> list[int]:
-        """Bytes of the sections of the pulled values. Raises InvalidRequest."""
-        values = [count * self.wire_rows[table] for table, count in self._tables_asked(rows)]
-        return [*(self._wire_blocks if dense else ()), *values]
-
-    def pull_bytes(self, rows: Rows) -> int:
-        """Bytes of the ids of a pull, each section padded. Raises InvalidRequest."""
-        total = 0
-        for _, count in self._tables_asked(rows):
-            total += padded(count * ID_BYTES)
-        return total
-
-    def pulled_bytes(self, dense: bool, rows: Rows) -> int:
-        """Bytes of the pulled values, each section padded. Raises InvalidRequest."""
-        total = self._padded_blocks if dense else 0
-        for table, count in self._tables_asked(rows):
-            total += padded(count * self.wire_rows[table])
-        return total
-
     def push_bytes(self, bitmap: bytes, rows: Rows) -> int:
         """Bytes of a push, each section padded. Raises InvalidRequest."""
-        sizes = self._wire_blocks
+        sizes = self.block_sizes
         total = padded_sum(sizes[position] for position in self.positions(bitmap)) if bitmap else 0
-        for table, count in self._tables_asked(rows):
+        for table, count in self.check_tables(rows):
             total += padded(count * ID_BYTES) + padded(count * self.wire_rows[table])
         return total
 
     def push_sections(self, bitmap: bytes, rows: Rows) -> list[int]:
         """Bytes of the sections of a push. Raises InvalidRequest."""
-        sizes = self._wire_blocks
+        sizes = self.block_sizes
         sections = [sizes[position] for position in self.positions(bitmap)]
-        for table, count in self._tables_asked(rows):
+        for table, count in self.check_tables(rows):
             sections += [count * ID_BYTES, count * self.wire_rows[table]]
         return sections
 
@@ -179,14 +159,26 @@ class SlotLayout:
         blocks = self.read_blocks(bitmap, sections)
         rest = sections[len(blocks) :]
         found = [
-            _read_rows(self, table, [count], [ids], [values])[0]
-            for (table, count), ids, values in zip(rows, rest[::2], rest[1::2], strict=True)
+            RowGradients(table, *self.read_rows(table, ids, values))
+            for (table, _), ids, values in zip(rows, rest[::2], rest[1::2], strict=True)
         ]
         return PushPart(blocks, tuple(found))
 
+    def read_rows(self, table: int, ids: memoryview, values: memoryview) -> tuple[Ids, Values]:
+        """Read ids and values of a table's rows, of any slots."""
+        told, count = self.tables[table], len(ids) // ID_BYTES
+        if not count:
+            return np.empty(0, np.int64), torch.empty(0, told.width, dtype=told.dtype)
+        read = torch.frombuffer(values, dtype=self.row_dtype(table))
+        return np.frombuffer(ids, np.int64), read.to(told.dtype).view(count, told.width)
+
     def push_message(self, part: PushPart) -> PushMessage:
         """Inverse of `push_part`: return bitmap, rows and sections, with values in the type that is sent."""
-        return push_messages({self.slot: self}, {self.slot: part})[self.slot]
+        rows, sections = [], self.block_sections(part.blocks)
+        for one in part.rows:
+            rows.append((one.table, len(one.ids)))
+            sections += [bytes_of(one.ids), values_of(one.values, self.row_dtype(one.table))]
+        return self.bitmap(part.blocks), rows, sections
 
     def read_blocks(self, bitmap: bytes, sections: Sequence[memoryview]) -> dict[int, Values]:
         """Read the gradients of the blocks in a bitmap from the first sections."""
@@ -252,7 +244,8 @@ class SlotLayout:
                 name = self.tables[rows.table].name
                 raise NonFiniteGradient(f"a gradient of {name!r} is not finite", table=name)
 
-    def _tables_asked(self, rows: Rows) -> Rows:
+    def check_tables(self, rows: Rows) -> Rows:
+        """Return rows. Raises InvalidRequest unless tables are ascending, with possible numbers of rows."""
         before = -1
         for table, count in rows:
             if not before < table < len(self.tables) or not 0 <= count <= ROWS_MAX:
@@ -264,147 +257,22 @@ class SlotLayout:
         return torch.bfloat16 if self.wire == "bfloat16" and dtype == torch.float32 else dtype
 
     @cached_property
-    def _wire_blocks(self) -> list[int]:
+    def block_sizes(self) -> list[int]:
+        """Bytes of the blocks in messages, without padding."""
         return [
             (block.end - block.start) * self._wire_dtype(dtype).itemsize
             for block, dtype in zip(self.blocks, self.dtypes, strict=True)
         ]
 
     @cached_property
-    def _padded_blocks(self) -> int:
-        return padded_sum(self._wire_blocks)
+    def padded_blocks_bytes(self) -> int:
+        """Bytes of all blocks in messages, each section padded."""
+        return padded_sum(self.block_sizes)
 
     @cached_property
     def wire_rows(self) -> list[int]:
         """Bytes of a row of each table in messages."""
         return [table.width * self._wire_dtype(table.dtype).itemsize for table in self.tables]
-
-
-def push_messages(
-    layouts: Sequence[SlotLayout] | Mapping[int, SlotLayout], parts: Mapping[int, PushPart]
-) -> dict[int, PushMessage]:
-    """`SlotLayout.push_message` for several slots; converts the rows of a table together."""
-    tables: dict[int, list[RowGradients]] = {}
-    dtypes: dict[int, torch.dtype] = {}
-    for slot, part in parts.items():
-        for one in part.rows:
-            if one.table not in tables:
-                tables[one.table], dtypes[one.table] = [], layouts[slot].row_dtype(one.table)
-            tables[one.table].append(one)
-    found = {
-        table: (
-            bytes_of(np.concatenate([one.ids for one in own])),
-            values_of(torch.cat([one.values for one in own]), dtypes[table]),
-        )
-        for table, own in tables.items()
-    }
-    at, messages = dict.fromkeys(found, 0), {}
-    for slot, part in parts.items():
-        layout = layouts[slot]
-        rows, sections = [], layout.block_sections(part.blocks)
-        for one in part.rows:
-            table, count = one.table, len(one.ids)
-            rows.append((table, count))
-            start, (ids, values), row_bytes = at[table], found[table], layout.wire_rows[table]
-            end = at[table] = start + count
-            sections.append(ids[start * ID_BYTES : end * ID_BYTES])
-            sections.append(values[start * row_bytes : end * row_bytes])
-        messages[slot] = layout.bitmap(part.blocks), rows, sections
-    return messages
-
-
-def push_parts(
-    layouts: Sequence[SlotLayout], told: Sequence[tuple[int, bytes, Rows, int]], body: memoryview
-) -> list[PushPart]:
-    """`SlotLayout.push_part` for several slots, whose sections follow one another in `body`.
-
-    The rows of a table in all slots are read together. told: (slot, bitmap, rows, padded bytes) of each slot,
-    already checked.
-    """
-    parts: list[tuple[dict[int, Values], list[RowGradients]]] = []
-    found: dict[int, tuple[list[int], list[int], list[memoryview], list[memoryview]]] = {}
-    at = 0
-    for number, (slot, bitmap, rows, size) in enumerate(told):
-        end, blocks = at + size, {}
-        if bitmap:
-            layout = layouts[slot]
-            sections = layout.push_sections(bitmap, ())
-            blocks = layout.read_blocks(bitmap, cut(body[at:end], sections))
-            at += padded_sum(sections)
-        parts.append((blocks, []))
-        for table, count in rows:
-            if table not in found:
-                found[table] = [], [], [], []
-            numbers, counts, ids, values = found[table]
-            numbers.append(number)
-            counts.append(count)
-            bytes_ = count * ID_BYTES
-            ids.append(body[at : at + bytes_])
-            at += padded(bytes_)
-            bytes_ = count * layouts[slot].wire_rows[table]
-            values.append(body[at : at + bytes_])
-            at += padded(bytes_)
-        at = end
-    for table, (numbers, counts, ids, values) in found.items():
-        for number, own in zip(numbers, _read_rows(layouts[0], table, counts, ids, values), strict=True):
-            parts[number][1].append(own)
-    return [PushPart(blocks, tuple(own)) for blocks, own in parts]
-
-
-def _read_rows(
-    layout: SlotLayout,
-    table: int,
-    counts: Sequence[int],
-    ids: Sequence[memoryview],
-    values: Sequence[memoryview],
-) -> list[RowGradients]:
-    """Read the rows of one table for several slots. ids, values: sections of each."""
-    told = layout.tables[table]
-    all_ids = np.frombuffer(_joined(ids), np.int64)
-    all_values = torch.empty(0, dtype=told.dtype)
-    if len(all_ids):
-        all_values = torch.frombuffer(_joined(values), dtype=layout.row_dtype(table))
-    split = all_values.to(told.dtype).view(len(all_ids), told.width).split(list(counts))
-    found, end = [], 0
-    for count, own in zip(counts, split, strict=True):
-        start, end = end, end + count
-        found.append(RowGradients(table, all_ids[start:end], own))
-    return found
-
-
-def _joined(sections: Sequence[memoryview]) -> memoryview | bytearray:
-    return sections[0] if len(sections) == 1 else bytearray().join(sections)
-
-
-def check_parts(parts: Sequence[tuple[SlotLayout, PushPart]]) -> None:
-    """`SlotLayout.check_part` for several slots; checks the rows of all together."""
-    if not _are_rows([(layout, one) for layout, part in parts for one in part.rows]):
-        for layout, part in parts:
-            layout.check_part(part)  # says what is wrong
-    for layout, part in parts:
-        if part.blocks:
-            layout.check_part(PushPart(part.blocks))
-
-
-def _are_rows(parts: Sequence[tuple[SlotLayout, RowGradients]]) -> bool:
-    tables: dict[int, list[tuple[int, RowGradients]]] = {}
-    for layout, one in parts:
-        told = layout.tables[one.table]
-        if one.values.shape != (len(one.ids), told.width) or one.values.dtype != told.dtype:
-            return False
-        tables.setdefault(one.table, []).append((layout.slot, one))
-    for table, found in tables.items():
-        told = parts[0][0].tables[table]
-        ids = np.concatenate([one.ids for _, one in found])
-        slots = np.repeat([slot for slot, _ in found], [len(one.ids) for _, one in found])
-        if not (
-            are_ids(told, slots, ids)
-            and bool(((ids[1:] > ids[:-1]) | (slots[1:] != slots[:-1])).all())
-            and (told.padding_row is None or not bool((ids == told.padding_row).any()))
-            and is_finite(torch.cat([one.values for _, one in found]))
-        ):
-            return False
-    return True
 
 
 def are_ids(table: SlotTable, slots: NDArray[np.int64], ids: Ids) -> bool:

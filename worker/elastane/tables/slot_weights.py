@@ -12,7 +12,7 @@ Not thread-safe: callers hold the owner's lock. The lock may be released between
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 
 from elastane.tables import table_rows
+from elastane.tables.by_slot import TaskGradients, joined
 from elastane.tables.dense_rules import STATES, BlockState
-from elastane.tables.layout import Ids, PushPart, RowGradients, SlotLayout, SlotTable
+from elastane.tables.layout import Ids, PushPart, SlotLayout, SlotTable
 from elastane.tables.rates import Rates, scaled
 from elastane.tables.row_index import Places
 from elastane.tables.sections import Section, SectionHeader
@@ -69,9 +70,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class PreparedPush:
-    """Pushes to slots, prepared. rows: by table, the slots' parts, positions of their rows, gradients."""
+    """A push to slots, prepared. rows: by table, the slots' parts, positions of their rows, gradients."""
 
-    pushes: Sequence[tuple[SlotWeights, PushPart]]
+    weights: Mapping[int, SlotWeights]
+    gradients: TaskGradients
     rows: dict[int, tuple[list[Part], Places, torch.Tensor]]
 
 
@@ -115,9 +117,9 @@ class SlotWeights:
         ]
         self._block_marks = [self._mark] * len(self._blocks)
 
-    def most_bytes(self, part: PushPart) -> int:
-        """Return the memory that the rows of a push take if all are new, in bytes."""
-        return sum(len(rows.ids) * self._rows[rows.table].row_bytes for rows in part.rows)
+    def most_bytes(self, gradients: TaskGradients) -> int:
+        """Return the memory that the rows of a push, in any slots, take if all are new, in bytes."""
+        return sum(len(rows.ids) * self._rows[rows.table].row_bytes for rows in gradients.rows)
 
     def new_bytes(self, part: PushPart) -> dict[int, int]:
         """Return the memory that the new rows of a push take, in bytes by table."""
@@ -150,7 +152,8 @@ class SlotWeights:
 
     def prepare(self, part: PushPart, rates: Rates) -> PreparedPush:
         """`prepare_all` of one slot."""
-        return prepare_all([(self, part)], rates)
+        slot = self.layout.slot
+        return prepare_all({slot: self}, joined({slot: part}, self._spec.slots), rates)
 
     def apply(self, prepared: PreparedPush, rates: Rates, scale: float = 1.0) -> None:
         """`apply_all` of one slot."""
@@ -252,50 +255,50 @@ class SlotWeights:
         return tensor.rule, rates[tensor.group]
 
 
-def prepare_all(pushes: Sequence[tuple[SlotWeights, PushPart]], rates: Rates) -> PreparedPush:
-    """Allocate all rows and states that pushes to different slots need.
+def prepare_all(weights: Mapping[int, SlotWeights], gradients: TaskGradients, rates: Rates) -> PreparedPush:
+    """Allocate all rows and states that a push to slots needs.
 
-    Call `layout.check_part` and `rates.check` first. Raises MemoryError and changes nothing visible.
+    weights: of slots, ascending, among them all with gradients. Call `check_gradients` and `rates.check`
+    first. Raises MemoryError and changes nothing visible.
     """
-    found: dict[int, list[tuple[SlotWeights, RowGradients]]] = {}
-    for weights, part in pushes:
-        for position in part.blocks:
-            block = weights._blocks[position]
+    for slot, blocks in gradients.blocks.items():
+        own = weights[slot]
+        for position in blocks:
+            block = own._blocks[position]
             assert block is not None
-            block.prepare(*weights._block_rule(position, rates))
-        for rows in part.rows:
-            if len(rows.ids):
-                if rows.table not in found:
-                    found[rows.table] = []
-                found[rows.table].append((weights, rows))
+            block.prepare(*own._block_rule(position, rates))
     steps = {}
-    for table, parts in found.items():
-        numbers = rates[parts[0][0]._spec.tables[table].group]
-        there, end = [], 0
-        for weights, rows in parts:
-            start, end = end, end + len(rows.ids)
-            there.append(Part(weights._rows[table], weights._mark, start, end))
-        places = table_rows.born(there, np.concatenate([rows.ids for _, rows in parts]), numbers)
-        steps[table] = there, places, torch.cat([rows.values for _, rows in parts])
-    return PreparedPush(pushes, steps)
+    for rows in gradients.rows:
+        if not len(rows.ids):
+            continue
+        table, bounds = rows.table, rows.bounds
+        parts = [
+            Part(own._rows[table], own._mark, bounds[slot], bounds[slot + 1])
+            for slot, own in weights.items()
+            if bounds[slot] < bounds[slot + 1]
+        ]
+        numbers = rates[next(iter(weights.values()))._spec.tables[table].group]
+        steps[table] = parts, table_rows.born(parts, rows.ids, numbers), rows.values
+    return PreparedPush(weights, gradients, steps)
 
 
 @torch.no_grad()
 def apply_all(prepared: PreparedPush, rates: Rates, scale: float = 1.0) -> None:
-    """Apply pushes to slots, each table's rows in one step.
+    """Apply a push to slots, each table's rows in one step.
 
     scale: factor of learning rates. After an exception the slots are unusable.
     """
     rates = scaled(rates, scale)
-    for weights, part in prepared.pushes:
-        for position, gradient in part.blocks.items():
-            block = weights._blocks[position]
+    for slot, blocks in prepared.gradients.blocks.items():
+        own = prepared.weights[slot]
+        for position, gradient in blocks.items():
+            block = own._blocks[position]
             assert block is not None
-            rule, numbers = weights._block_rule(position, rates)
+            rule, numbers = own._block_rule(position, rates)
             block.step(rule, gradient, numbers)
-            weights._block_marks[position] = weights._mark
+            own._block_marks[position] = own._mark
     for table, (parts, places, gradients) in prepared.rows.items():
-        numbers = rates[prepared.pushes[0][0]._spec.tables[table].group]
+        numbers = rates[next(iter(prepared.weights.values()))._spec.tables[table].group]
         table_rows.step(parts, places, gradients.numpy(), numbers)
 
 

@@ -1,4 +1,4 @@
-"""Divides a task's gradients into the parts of its push."""
+"""Sums a task's gradients, and divides them by slot for its push."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from elastane.runtime.slots.dense import DenseMemory
-from elastane.runtime.slots.pulls import BySlot
-from elastane.tables.layout import Ids, PushPart, RowGradients, Values, is_finite
+from elastane.runtime.slots.pulls import Division
+from elastane.tables.by_slot import TableGradients, TaskGradients
+from elastane.tables.layout import Ids, Values, is_finite
 from elastane.tables.spec import ModelSpec
 
 
@@ -45,23 +46,20 @@ def non_finite(
     return next((name for name, (_, values) in tables.items() if not is_finite(values)), "")
 
 
-def parts_of(
+def task_gradients(
     spec: ModelSpec,
     memory: DenseMemory,
     dense: Sequence[Values | None],
     tables: Mapping[int, tuple[Ids, Values]],
-    divided: Callable[[int, Ids], BySlot],
-) -> dict[int, PushPart]:
-    """Divide gradients by slot; slots without any are left out. divided: divides a table's ids by slot."""
-    rows: dict[int, list[RowGradients]] = {slot: [] for slot in memory.slots}
+    divided: Callable[[int, Ids], Division],
+) -> TaskGradients:
+    """Divide gradients by slot. divided: divides a table's ids by slot."""
+    rows = []
     for table in sorted(tables):
         ids, values = tables[table]
-        found = divided(table, ids)
-        ids, values = ids[found.order], values[torch.from_numpy(found.order)]
-        for slot, start, end in found.parts:
-            rows.setdefault(slot, []).append(RowGradients(table, ids[start:end], values[start:end]))
-    with_blocks = set(memory.slots)
-    return {
-        slot: PushPart(memory.blocks(slot, dense) if slot in with_blocks else {}, tuple(own))
-        for slot, own in rows.items()
-    }
+        if len(ids):
+            found = divided(table, ids)
+            by_slot, values = found.by_slot, values.index_select(0, found.order)
+            rows.append(TableGradients(table, by_slot.ids, by_slot.bounds, values))
+    blocks = {slot: own for slot in memory.slots if (own := memory.blocks(slot, dense))}
+    return TaskGradients(blocks, tuple(rows))

@@ -5,7 +5,7 @@ The same weights and optimizers as at parameter servers, so one worker there has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,10 +14,11 @@ import torch
 from elastane.runtime.slots.dense import DenseMemory
 from elastane.runtime.slots.model import PsArguments, model_parts
 from elastane.runtime.slots.prepared import PreparedPs
-from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, SlotAccess, Wanted
+from elastane.slots.access import PulledSlots, PushedTask, PushOutcome, SlotAccess, Wanted
+from elastane.tables.by_slot import check_gradients
 from elastane.tables.layout import PushPart
 from elastane.tables.rates import Rates
-from elastane.tables.slot_weights import SlotWeights
+from elastane.tables.slot_weights import SlotWeights, apply_all, prepare_all
 from elastane.tables.spec import ModelSpec
 from elastane_slots.pushes import Pulled
 
@@ -47,14 +48,15 @@ class LocalSlots(SlotAccess):
         """By slot, SHA-256 of weights and optimizer."""
         return [weights.digest() for weights in self._weights]
 
-    def pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> PulledSlots:
-        seen = Pulled(0, self._version)
-        return PulledSlots({slot: pulled(self._weights[slot], one, seen) for slot, one in wanted.items()})
+    def pull(self, lease: int, generation: int, wanted: Wanted) -> PulledSlots:
+        seen = dict.fromkeys(wanted.slots, Pulled(0, self._version))
+        return pulled(self.spec, self._weights.__getitem__, wanted, seen)
 
     def push(self, task: PushedTask) -> PushOutcome:
+        check_gradients(self.spec.layouts, task.gradients)
         with as_at_servers():
-            for slot, part in task.parts.items():
-                apply(self._weights[slot], part, task.rates)
+            weights = dict(enumerate(self._weights))
+            apply_all(prepare_all(weights, task.gradients, task.rates), task.rates)
         self._version += 1
         return PushOutcome("done", versions=dict.fromkeys(range(self.spec.slots), self._version))
 
@@ -76,14 +78,20 @@ def apply(weights: SlotWeights, part: PushPart, rates: Rates, scale: float = 1.0
     weights.apply(weights.prepare(part, rates), rates, scale)
 
 
-def pulled(weights: SlotWeights, wanted: Wanted, seen: Pulled) -> PulledSlot:
-    """Return what a pull finds in a slot."""
-    rows = [(table, len(ids)) for table, ids in wanted.rows]
-    sizes = weights.layout.pulled_sections(wanted.dense, rows)
-    sections = [np.empty(size, np.uint8).data for size in sizes]
-    blocks = len(weights.layout.blocks) if wanted.dense else 0
-    if blocks:
-        weights.pull_dense(sections[:blocks])
-    for (table, ids), section in zip(wanted.rows, sections[blocks:], strict=True):
-        weights.pull_rows(table, ids, section)
-    return PulledSlot(seen, sections)
+def pulled(
+    spec: ModelSpec, weights_of: Callable[[int], SlotWeights], wanted: Wanted, seen: dict[int, Pulled]
+) -> PulledSlots:
+    """Return what a pull finds in slots."""
+    found = PulledSlots(seen)
+    for slot in wanted.dense:
+        sections = [np.empty(size, np.uint8).data for size in spec.layouts[slot].block_sizes]
+        weights_of(slot).pull_dense(sections)
+        found.blocks[slot] = sections
+    for one in wanted.rows:
+        row_bytes = spec.layouts[0].wire_rows[one.table]
+        for slot in one.slots:
+            ids = one.of_slot(slot)
+            rows = np.empty(len(ids) * row_bytes, np.uint8).data
+            weights_of(slot).pull_rows(one.table, ids, rows)
+            found.rows.append((one.table, ids, rows))
+    return found

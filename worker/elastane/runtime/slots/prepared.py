@@ -27,13 +27,14 @@ from elastane.runtime.slots.errors import (
     PsOptimizerError,
     RowIdError,
 )
-from elastane.runtime.slots.gradients import non_finite, parts_of, row_gradients
+from elastane.runtime.slots.gradients import non_finite, row_gradients, task_gradients
 from elastane.runtime.slots.model import ModelParts, PsArguments, refuse_loading
 from elastane.runtime.slots.model_guard import ModelGuard
-from elastane.runtime.slots.pulls import Pulls
+from elastane.runtime.slots.pulls import Pulls, distinct
 from elastane.runtime.slots.remote_embedding import make_remote
 from elastane.runtime.slots.task import PushTask, TaskEnd
 from elastane.slots.access import PushedTask, PushOutcome, SlotAccess
+from elastane.tables.by_slot import TaskGradients
 from elastane.tables.layout import Ids, Values
 
 _log = structlog.get_logger(__name__)
@@ -172,7 +173,7 @@ class PreparedPs:
     def skip(self, task: Any) -> None:
         """Count a task as done without gradients: its name alone goes to all slots."""
         self._require_in_hand(task, "skip")
-        self._end = self._send(self._pushed(task, {}))
+        self._end = self._send(self._pushed(task, TaskGradients()))
 
     @contextmanager
     def evaluate(self) -> Iterator[None]:
@@ -241,8 +242,10 @@ class PreparedPs:
             return self._end
         if wrong:
             _log.warning("a task has a gradient that is not finite: skipped", task=task.index, name=wrong)
-        parts = {} if wrong else parts_of(spec, self._memory, dense, tables, pulls.divided)
-        self._end = self._send(self._pushed(task, parts, pulls))
+        gradients = TaskGradients()
+        if not wrong:
+            gradients = task_gradients(spec, self._memory, dense, tables, pulls.divided)
+        self._end = self._send(self._pushed(task, gradients, pulls))
         return self._end
 
     def _check_gradients(
@@ -290,7 +293,7 @@ class PreparedPs:
         self._access.begin_push(pushed).add_done_callback(answered)
         return end
 
-    def _pushed(self, task: PushTask, parts: Any, pulls: Pulls | None = None) -> PushedTask:
+    def _pushed(self, task: PushTask, gradients: TaskGradients, pulls: Pulls | None = None) -> PushedTask:
         if task.lease and not self._said_schedulers and self._parts.groups.have_schedulers:
             self._said_schedulers = True
             _log.warning(
@@ -305,7 +308,7 @@ class PreparedPs:
             task.lease,
             task.generation,
             self._parts.groups.rates(),
-            parts,
+            gradients,
             dict(pulls.seen) if pulls is not None else {},
             pulls.later if pulls is not None else [],
         )
@@ -352,7 +355,7 @@ class PreparedPs:
                     f"rows names {name!r}, which is no embedding with sparse=True",
                     hint=f"the embeddings are {', '.join(self._tables)}",
                 )
-            ids = np.unique(np.asarray(given, dtype=np.int64).reshape(-1))
+            ids = distinct(np.asarray(given, dtype=np.int64).reshape(-1))
             table = self._tables[name]
             if len(ids) and not 0 <= ids[0] <= ids[-1] < self._parts.spec.tables[table].rows:
                 row = int(ids[0] if ids[0] < 0 else ids[-1])

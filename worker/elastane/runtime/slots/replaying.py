@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from elastane.runtime.slots.dense import DenseMemory
 from elastane.runtime.slots.errors import ReplayError
 from elastane.runtime.slots.local import apply, as_at_servers, pulled
-from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, SlotAccess, Wanted
+from elastane.slots.access import PulledSlots, PushedTask, PushOutcome, SlotAccess, Wanted
 from elastane.tables.journal_records import push_digest
 from elastane.tables.layout import PushPart
 from elastane.tables.replay_order import Execution, ReplayOrder, SlotState, Step
@@ -64,7 +64,7 @@ class ReplaySlots(SlotAccess):
             self._advance()
         return {end: self._weights[state] for end, state in self._order.ends.items()}
 
-    def pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> PulledSlots:
+    def pull(self, lease: int, generation: int, wanted: Wanted) -> PulledSlots:
         if not lease:
             states: Mapping[int, SlotState] = self._newest
         else:
@@ -72,9 +72,10 @@ class ReplaySlots(SlotAccess):
             number = self._requests[lease] = self._requests.get(lease, -1) + 1
             asked = execution.pulls
             states = asked[number] if number < len(asked) else {}
-            if missing := wanted.keys() - states.keys():
+            if missing := set(wanted.slots) - states.keys():
                 raise self._difference(execution, min(missing), "asks for other weights")
-        return PulledSlots({slot: self._pulled(states[slot], one) for slot, one in wanted.items()})
+        seen = {slot: Pulled(states[slot].life, states[slot].version) for slot in wanted.slots}
+        return pulled(self._spec, lambda slot: self._weights[self._order.origin(states[slot])], wanted, seen)
 
     def push(self, task: PushedTask) -> PushOutcome:
         execution = self._order.executions[task.lease]
@@ -83,7 +84,7 @@ class ReplaySlots(SlotAccess):
         parts = self._parts[task.lease] = {}
         for state in sorted(makes):
             layout = self._spec.layout(state.slot)
-            blocks, rows, sections = layout.push_message(task.parts.get(state.slot, PushPart()))
+            blocks, rows, sections = layout.push_message(task.gradients.part(state.slot))
             digest = self._order.update(state).digest
             if digest and digest != push_digest(blocks, rows, sections):
                 raise self._difference(execution, state.slot, "has other gradients")
@@ -106,10 +107,6 @@ class ReplaySlots(SlotAccess):
         )
         self._differs(error)
         return error
-
-    def _pulled(self, state: SlotState, wanted: Wanted) -> PulledSlot:
-        weights = self._weights[self._order.origin(state)]
-        return pulled(weights, wanted, Pulled(state.life, state.version))
 
     def _advance(self) -> None:
         for step in self._order.free():

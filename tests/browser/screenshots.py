@@ -3,8 +3,9 @@
     make screenshots            into docs/images; ONLY=dashboard or ONLY=top for some
 
 Everything is real: a master, an agent with workers of their own, and a SIGKILL for one of them, which the
-open page must show without being loaded again. `elastane top` runs on a pseudo-terminal of 80 columns, and
-of 60 and 120 for the pictures that show these. Fails where the page says something on its console.
+open page must show without being loaded again; a second job has ended. `elastane top` runs on a
+pseudo-terminal of 80 columns, and of 60 and 120 for the pictures that show these. Fails where the page says
+something on its console.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ ROOT = HERE.parents[1]
 WIDE = {"width": 1440, "height": 1250}
 SHORT = {"width": 1440, "height": 420}
 COMPARED = {"width": 1440, "height": 820}
+FINISHED = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
 WAIT_MS = 90_000
 
@@ -44,31 +46,51 @@ async def main(folder: Path, only: str = "") -> None:
         state = Path(name) / "state"
         state.mkdir(mode=0o700)
         options = ("--http", "127.0.0.1:0", "--http-port-file", str(state / "http"), "--log-level", "error")
-        async with master_process(state, *options) as master, agent(master.address, state):
-            base = f"http://{(state / 'http').read_text().strip()}"
-            async with grpc.aio.insecure_channel(master.address) as channel:
-                stub = job_pb2_grpc.JobServiceStub(channel)
-                nightly = job_pb2.JobSettings(ests=8, workers_min=2, workers_max=8)
-                await stub.Create(job_pb2.JobServiceCreateRequest(name="nightly", settings=nightly))
-                if only != "top":
-                    await pictures(base, stub, folder)
-                else:
-                    await inject(stub)
-            if only != "dashboard":
-                await asyncio.to_thread(terminal_pictures, master.address, folder)
+        async with master_process(state, *options) as master:
+            if only != "top":
+                await train_to_end(master.address, state)
+            await picture_all(master.address, state, folder, only)
+
+
+async def picture_all(address: str, state: Path, folder: Path, only: str) -> None:
+    """Writes the pictures of a job that trains."""
+    async with agent(address, state):
+        base = f"http://{(state / 'http').read_text().strip()}"
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = job_pb2_grpc.JobServiceStub(channel)
+            nightly = job_pb2.JobSettings(ests=8, workers_min=2, workers_max=8)
+            await stub.Create(job_pb2.JobServiceCreateRequest(name="nightly", settings=nightly))
+            if only != "top":
+                await pictures(base, stub, folder)
+            else:
+                await inject(stub)
+        if only != "dashboard":
+            await asyncio.to_thread(terminal_pictures, address, folder)
+
+
+async def elastane_run(address: str, state: Path, job: str, epochs: int) -> asyncio.subprocess.Process:
+    """Starts `elastane run` of the slow training."""
+    sources = os.pathsep.join([*SOURCES, str(ROOT / "common"), str(ROOT / "worker")])
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "from elastane_cli.commands.main import main; main()", "run",
+        "--master", address, "--job", job, "--ests", "4",
+        "--workers", "1:3", "--checkpoint", str(state / f"checkpoints-{job}"), "--spot-price", "0.9",
+        "--on-demand-price", "3", str(HERE / "slow_training.py"), str(epochs),
+        env={**os.environ, "PYTHONPATH": sources}, stdout=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+async def train_to_end(address: str, state: Path) -> None:
+    """Trains job "short", which has ended when the pictures are taken."""
+    process = await elastane_run(address, state, "short", 1)
+    if code := await process.wait():
+        raise SystemExit(f"elastane run ended with code {code}")
 
 
 @contextlib.asynccontextmanager
 async def agent(address: str, state: Path) -> AsyncIterator[None]:
     """`elastane run` of the slow training; interrupted at the end."""
-    sources = os.pathsep.join([*SOURCES, str(ROOT / "common"), str(ROOT / "worker")])
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "from elastane_cli.commands.main import main; main()", "run",
-        "--master", address, "--job", "digits", "--ests", "4",
-        "--workers", "1:3", "--checkpoint", str(state / "checkpoints"), "--spot-price", "0.9",
-        "--on-demand-price", "3", str(HERE / "slow_training.py"),
-        env={**os.environ, "PYTHONPATH": sources}, stdout=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+    process = await elastane_run(address, state, "digits", 20)
     try:
         with contextlib.suppress(TimeoutError):
             code = await asyncio.wait_for(process.wait(), 3)
@@ -126,11 +148,16 @@ async def pictures(base: str, stub: Any, folder: Path) -> None:
         await expect(page.locator("polyline.curve")).to_be_visible(timeout=WAIT_MS)
         await page.screenshot(path=folder / "dashboard-jobs.png")
         await page.set_viewport_size(COMPARED)
-        for name in ("digits", "nightly"):
+        for name in ("digits", "short"):
             await page.get_by_label(f"Compare {name}").check()
         await page.get_by_role("button", name="Compare two").click()
-        await expect(page.get_by_role("heading", name="digits and nightly")).to_be_visible()
+        await expect(page.get_by_role("heading", name="digits and short")).to_be_visible()
         await page.screenshot(path=folder / "dashboard-compare.png")
+        await page.set_viewport_size(FINISHED)
+        await page.goto(f"{base}/jobs/short")
+        await expect(page.locator(".state .phase")).to_have_text("succeeded")
+        await expect(page.locator("polyline.curve")).to_have_count(1)
+        await page.screenshot(path=folder / "dashboard-finished.png")
         faults = watched.faults
         for file, options in (
             ("dashboard-dark.png", {"viewport": WIDE, "color_scheme": "dark"}),

@@ -1,5 +1,6 @@
-"""A small model that logs its loss and takes its time: for screenshots of a job that runs."""
+"""A small model that logs its loss and takes its time: for screenshots. The argument: how many epochs."""
 
+import sys
 import time
 
 import torch
@@ -15,7 +16,7 @@ def main() -> None:
     data = torch.utils.data.TensorDataset(x, x.sin().sum(1, keepdim=True))
     loader = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True)
     model, optimizer, loader = job.prepare(net, torch.optim.SGD(net.parameters(), 0.05), loader)
-    for _ in job.epochs(20):
+    for _ in job.epochs(int(sys.argv[1])):
         for features, wanted in loader:
             loss = torch.nn.functional.mse_loss(model(features), wanted)
             job.log(loss=loss)

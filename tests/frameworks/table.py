@@ -4,7 +4,7 @@
     make frameworks-table ONLY=trainer  some of them, by a part of the name
 
 The original is started by torchrun with 3 processes; the changed script runs on workers that come, go and are
-killed. Exit codes: 0 all equal, 1 one is not.
+killed. Exit codes: 0 all equal, 1 one is not, 2 no script has that name.
 """
 
 from __future__ import annotations
@@ -61,12 +61,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", help="a part of the script's name")
     only = parser.parse_args(arguments).only
+    chosen = [case for case in CASES if only in case.script]
+    if not chosen:
+        parser.error(f"--only {only}: none of {', '.join(case.script for case in CASES)}")
     os.environ["ACCELERATE_USE_CPU"] = "true"
     print(_HEAD, flush=True)
     all_equal = True
-    for case in CASES:
-        if only not in case.script:
-            continue
+    for case in chosen:
         with tempfile.TemporaryDirectory(prefix="elastane-frameworks-") as folder:
             result = run_beside(case.script, case.changes, Path(folder), *case.arguments)
         print("\n".join(rows(case, result)), flush=True)

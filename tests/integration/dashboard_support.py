@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ import grpc
 
 import patience
 from elastane_master.app import Master
+from elastane_master.jobs.job_server import JobServer
+from elastane_master.jobs.resource_series import Totals
 from elastane_master.security.settings import SecuritySettings
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ps_pb2, ring_pb2
 from integration.master_support import Worker, serving_master
-from integration.test_master_sessions import RING, SIGNATURE, duration, form_ring, report
+from integration.test_master_sessions import RING, SIGNATURE, context, duration, form_ring, report
 from integration.test_slot_sessions import Cluster
 
 NASTY = "<script>alert('x')</script>&\"'"
@@ -110,3 +112,65 @@ async def parameter_servers(channel: grpc.aio.Channel) -> Cluster:
     servers[1].say(heartbeat=ps_pb2.PsHeartbeat(figures=figures))
     await cluster.until(lambda found: any(one.HasField("figures") for one in found.processes))
     return cluster
+
+
+SESSIONS_OF_A_CONNECTION = 50
+"""A master serves somewhat more than 100 streams of one connection at a time."""
+
+
+@contextlib.asynccontextmanager
+async def large_ring(address: str, members: int) -> AsyncIterator[list[Worker]]:
+    """Create a job "j" with as many ESTs as workers, and form its ring. Yields the workers."""
+    settings = job_pb2.JobSettings(
+        ests=members, workers_min=members, heartbeat_timeout=duration(600), join_window=duration(0.01)
+    )
+    signature = ring_pb2.ScriptSignature(dataset_size=20 * members, batch_size=5, steps_per_epoch=4, epochs=1)
+
+    async def ready(worker: Worker) -> None:
+        await worker.hello(RING, signature=signature, host=f"node-{worker.worker_id}", pid=7)
+        prepare = (await worker.receive("prepare")).prepare
+        await worker.send(ready=ring_pb2.Ready(generation=prepare.generation))
+
+    async with contextlib.AsyncExitStack() as stack:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
+            for _ in range(0, members, SESSIONS_OF_A_CONNECTION)
+        ]
+        stub = job_pb2_grpc.JobServiceStub(channels[0])
+        await stub.Create(job_pb2.JobServiceCreateRequest(name="j", settings=settings))
+        workers = [
+            Worker(channels[number // SESSIONS_OF_A_CONNECTION], f"worker-{number:04}.training.svc")
+            for number in range(members)
+        ]
+        await asyncio.gather(*map(ready, workers))
+        load = (await workers[0].receive("load")).load
+        contexts = [context(rank, 0, delta=False) for rank in range(members)]
+        await workers[0].send(loaded=ring_pb2.Loaded(generation=load.generation, contexts=contexts))
+        await asyncio.gather(*(worker.receive("go") for worker in workers))
+        yield workers
+
+
+async def many_events(channel: grpc.aio.Channel, events: int, at_once: int = 50) -> None:
+    """Workers that lease tasks come to job "j", and leave or die, until there are so many more events."""
+
+    async def visit(number: int) -> None:
+        worker = Worker(channel, f"visitor-{number}")
+        await worker.hello()
+        if number % 10:
+            await worker.send(bye=ring_pb2.Bye(reason=ring_pb2.BYE_REASON_DRAINED))
+        await worker.call.done_writing()
+        await worker.ended()
+
+    for first in range(0, events // 2, at_once):
+        await asyncio.gather(*(visit(number) for number in range(first, first + at_once)))
+
+
+def tell_resources(server: JobServer, workers: Iterable[str], samples: int = 60) -> None:
+    """Report for some minutes what workers use of their machines, and a line of each one's output."""
+    for worker in workers:
+        for number in range(samples + 1):
+            memory = 2**30 + number * 2**24
+            totals = Totals(1e9 + 10 * number, 5.0 * number, memory, 0.0, 0, 10.0, number, 1.0, 2.0)
+            server.resources.tell(worker, totals)
+        server.outputs.report(worker, "agent", 0, [(1e9, False, "step 1", 0)])

@@ -133,9 +133,8 @@ def test_a_traced_run_has_the_bits_of_one_that_is_not(tmp_path: Path) -> None:
                     break
             runner = CliRunner()
             stacks = ["stacks", "j", "--master", address, "--worker", "w1"]
-            while (
-                "fcntl.flock(file, fcntl.LOCK_SH)" not in (shown := runner.invoke(build_app(), stacks)).stdout
-            ):
+            # Python's stacks have the line, those of py-spy the C function.
+            while "flock" not in (shown := runner.invoke(build_app(), stacks)).stdout:
                 assert shown.exit_code == 0 and shown.stdout.startswith("== w1\n"), shown.output
             parts = client.capture("j", trace_steps=3)
             assert sorted(next(parts).worker_ids) == ["w0", "w1"]

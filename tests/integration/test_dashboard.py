@@ -333,11 +333,13 @@ async def test_buttons_do_what_they_say_and_show_it(tmp_path: Path) -> None:
         assert "was not confirmed" in page and (await get_job(channel)).phase == job_pb2.JOB_PHASE_RUNNING
         status, page = await browser.get("/jobs/j/cancel")
         assert status == 200 and "ends at once" in page and 'name="confirmed" value="yes"' in page
+        assert "Samples a second" in (await browser.get("/jobs/j"))[1]
         assert (await get_job(channel)).phase == job_pb2.JOB_PHASE_RUNNING
         _, page = await browser.post("/jobs/j/cancel", confirmed="yes")
         assert "The job is cancelled: cancelled by an operator." in text_of(page)
         assert (await get_job(channel)).phase == job_pb2.JOB_PHASE_CANCELLED
         assert "<button" not in page.partition("<main")[2], "what would only be refused is not offered"
+        assert "Samples a second" not in page, "a rate of 0 is no news of a job that has ended"
         assert (await browser.post("/jobs/j/explode"))[1].count("there is no action 'explode'") == 0
         assert (await browser.post("/jobs/absent/suspend"))[0] == 404
         assert (await browser.get("/jobs/absent/live"))[0] == 404

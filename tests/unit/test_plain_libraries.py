@@ -91,7 +91,13 @@ def test_the_modules_beside_a_script_are_read_with_it(
 
 
 @pytest.mark.parametrize(
-    ("version", "words"), [("1.14.2", "1.14.2 is installed"), (None, "is not installed")]
+    ("version", "words"),
+    [
+        ("1.14.2", "accelerate 1.14.2 is installed, and .* was tested with >=1.15,<1.16"),
+        ("1.16.0", "accelerate 1.16.0 is installed, and .* was tested with >=1.15,<1.16"),
+        (None, "accelerate is not installed"),
+    ],
+    ids=["too old", "too new", "none"],
 )
 def test_a_version_that_was_not_tested_is_refused(
     version: str | None, words: str, monkeypatch: pytest.MonkeyPatch

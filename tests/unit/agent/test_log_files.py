@@ -103,9 +103,10 @@ def test_a_disk_that_fills_up_is_told_of_once_and_the_file_says_what_is_missing(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     files.write("w0", "stdout", b"after\n")
+    files.write("w0", "stdout", b"later\n")
     files.close()
     found = (tmp_path / "w0.log").read_bytes()
-    assert found == b"before\n012\n[elastane: 30 bytes are missing here]\nafter\n"
+    assert found == b"before\n012\n[elastane: 30 bytes are missing here]\nafter\nlater\n"
     assert said.getvalue().count("is missing") == 1
     assert files.failure == "File too large"
 

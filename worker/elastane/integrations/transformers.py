@@ -10,6 +10,7 @@ transformers' own class.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -26,6 +27,7 @@ from elastane.integrations.accelerate import (
     in_ring,
 )
 from elastane.integrations.versions import check_version
+from elastane.rng import Generators
 from elastane.runtime import distributed_calls, launcher_variables
 from elastane.runtime.est_step import EstStep
 from elastane_common.errors import StepError
@@ -36,7 +38,7 @@ distributed_calls.know("transformers")
 
 import transformers  # noqa: E402
 from torch.optim.lr_scheduler import ReduceLROnPlateau  # noqa: E402
-from transformers.trainer_callback import ExportableState  # noqa: E402
+from transformers.trainer_callback import EarlyStoppingCallback, ExportableState  # noqa: E402
 from transformers.trainer_utils import IntervalStrategy, seed_worker  # noqa: E402
 
 #: TrainingArguments that are refused, with what to do instead.
@@ -49,6 +51,7 @@ _REFUSED: Final = {
     "fp16": "use bf16, which needs no GradScaler",
     "resume_from_checkpoint": RESUMING,
 }
+_STOPPING: Final = "stop at the end of an epoch"
 _CARRIED: Final = ("best_metric", "best_global_step", "best_model_checkpoint")
 
 
@@ -65,6 +68,7 @@ class ElasticTrainer(transformers.Trainer):
     _epochs: Iterator[int] | None = None
     _next: int | None = None
     _items: tuple[int, Any] = (-1, None)
+    _generators: Generators
 
     def create_accelerator_and_postprocess(self) -> None:
         for name, hint in _REFUSED.items():
@@ -72,6 +76,7 @@ class ElasticTrainer(transformers.Trainer):
                 _refuse(f"TrainingArguments({name.removesuffix('_plugin_args')}=...)", hint)
         if self.args.include_num_input_tokens_seen != "no":
             _refuse("TrainingArguments(include_num_input_tokens_seen=...)", "leave it out")
+        self._generators = Generators(self.args.device)
         self.args._n_gpu = min(1, self.args.n_gpu)
         stock, transformers.trainer.Accelerator = transformers.trainer.Accelerator, ElasticAccelerator
         try:
@@ -127,6 +132,9 @@ class ElasticTrainer(transformers.Trainer):
                 "set average_tokens_across_devices=False, in the original, too: the labels of all ranks are"
                 " counted in every worker",
             )
+        patient = any(isinstance(one, EarlyStoppingCallback) for one in self.callback_handler.callbacks)
+        if patient and self.args.eval_strategy == IntervalStrategy.STEPS:
+            _refuse('EarlyStoppingCallback with eval_strategy="steps"', f'{_STOPPING}: eval_strategy="epoch"')
         accelerator._join(loader, [self.lr_scheduler], self.args.gradient_accumulation_steps)
         self._carry = accelerator.job.carry(trainer=self._carried())
         self._epochs = accelerator.job.epochs(
@@ -160,11 +168,10 @@ class ElasticTrainer(transformers.Trainer):
             assert turn is not None and self._trainer is not None
             if turn.guest is None and turn.slot == turn.micro == 0:
                 self.state.global_step, loss_of_step, done = turn.step, torch.zeros_like(self._tr_loss), 0
-                self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
+                with self._draws_nothing("on_step_begin"):
+                    self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
             if turn.micro == 0 and self._evaluated_after(turn.step):
-                # Under DDP each rank draws a seed for each evaluation loader; see `_after_step`.
-                for _ in self.eval_dataset if isinstance(self.eval_dataset, dict) else (0,):
-                    torch.empty((), dtype=torch.int64).random_()
+                self._draw_as_evaluation()
             self.current_gradient_accumulation_steps = turn.batches
             self.accelerator.gradient_state._set_sync_gradients(turn.sync)
             loss = self.training_step(model, inputs, self._items_of(turn, inputs))
@@ -194,6 +201,7 @@ class ElasticTrainer(transformers.Trainer):
             self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
             if batches < steps_in_epoch and self.state.global_step < self.state.max_steps:
                 self._after_step(evaluates, grad_norm, learning_rate, job)
+                self._refuse_stop()
         self.state.is_world_process_zero = self.state.is_local_process_zero = self.accelerator._leads()
         # In transformers' order: first what the last step asks for, then the end of the epoch.
         evaluates(self._tr_loss, grad_norm, learning_rate=learning_rate)
@@ -215,8 +223,41 @@ class ElasticTrainer(transformers.Trainer):
         leads = self.accelerator._leads()
         self.state.is_world_process_zero = self.state.is_local_process_zero = leads
         with job.isolated_rng(), self.accelerator._as_rank(0 if leads else 1):
-            evaluates(self._tr_loss, grad_norm, learning_rate=learning_rate)
+            evaluated = self.control.should_evaluate
+            with self._draws_nothing("on_log, on_evaluate or on_save", evaluated=evaluated):
+                evaluates(self._tr_loss, grad_norm, learning_rate=learning_rate)
         self._carry.trainer = self._carried()
+
+    def _refuse_stop(self) -> None:
+        """Raise AccelerateError if a callback ends the epoch or the training before the epoch's last step."""
+        for name in ("should_training_stop", "should_epoch_stop"):
+            if getattr(self.control, name):
+                _refuse(f"a callback that sets {name} in the middle of an epoch", _STOPPING)
+
+    @contextmanager
+    def _draws_nothing(self, hooks: str, *, evaluated: bool = False) -> Iterator[None]:
+        """Raise AccelerateError if callbacks draw random numbers within the block, which runs once per step.
+
+        Each rank would draw them from its own generators. evaluated: the block evaluates, which draws as in
+        `_draw_as_evaluation`.
+        """
+        before = expected = self._generators.capture()
+        if evaluated:
+            self._draw_as_evaluation()
+            expected = self._generators.capture()
+            self._generators.restore(before)
+        yield
+        if self._generators.capture() != expected:
+            _refuse(
+                f"a callback that draws random numbers in {hooks}, in the middle of an epoch,",
+                "draw in on_epoch_begin, or under `with trainer.accelerator.job.isolated_rng():`, in the"
+                " original, too",
+            )
+
+    def _draw_as_evaluation(self) -> None:
+        """Draw what each rank draws in an evaluation under DDP: a seed for each loader."""
+        for _ in self.eval_dataset if isinstance(self.eval_dataset, dict) else (0,):
+            torch.empty((), dtype=torch.int64).random_()
 
     def _evaluated_after(self, step: int) -> bool:
         """True if an evaluation follows step number `step` within an epoch."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import Final
 
 _PY_SPY_SECONDS: Final = 10.0
@@ -20,7 +21,8 @@ def all_stacks() -> str:
 
 def _by_py_spy() -> str:
     """Return py-spy's dump; "" if it is not installed or may not look at this process."""
-    program = shutil.which("py-spy")
+    # Of this environment first, whose programs need not be on the PATH.
+    program = shutil.which(Path(sys.executable).with_name("py-spy")) or shutil.which("py-spy")
     if program is None:
         return ""
     command = [program, "dump", "--native", "--pid", str(os.getpid())]

@@ -27,6 +27,7 @@ class SlowLink:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._upward: list[_Pump] = []
         self._is_closed = False
         threading.Thread(target=self._accept, name="slow-link", daemon=True).start()
 
@@ -35,6 +36,13 @@ class SlowLink:
         """Address of the proxy, for workers."""
         host, port = self._listener.getsockname()
         return f"{host}:{port}"
+
+    def lose_all(self) -> None:
+        """Lose whatever workers send, from now on, on the connections that are open. Idempotent."""
+        with self._lock:
+            upward = list(self._upward)
+        for pump in upward:
+            pump.lose_all()
 
     def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -58,7 +66,7 @@ class SlowLink:
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._open |= {worker, master}
-            _Pump(worker, master, self._seconds, loses=self._loses)
+                self._upward.append(_Pump(worker, master, self._seconds, loses=self._loses))
             _Pump(master, worker, self._seconds, loses=False)
 
 
@@ -67,10 +75,17 @@ class _Pump:
 
     def __init__(self, source: socket.socket, sink: socket.socket, seconds: float, *, loses: bool) -> None:
         self._source, self._sink, self._seconds, self._loses = source, sink, seconds, loses
+        self._loses_all = False
         self._waiting: deque[tuple[float, bytes]] = deque()
         self._changed = threading.Condition()
         for run in (self._read, self._write):
             threading.Thread(target=run, name="slow-link", daemon=True).start()
+
+    def lose_all(self) -> None:
+        """Carry nothing any more but the end of the connection."""
+        with self._changed:
+            self._loses_all = True
+            self._waiting.clear()
 
     def _read(self) -> None:
         data = b"-"
@@ -80,6 +95,8 @@ class _Pump:
             except OSError:
                 data = b""
             with self._changed:
+                if data and self._loses_all:
+                    continue
                 if not data and self._loses:
                     self._waiting.clear()
                     self._waiting.append((0.0, data))
@@ -96,6 +113,8 @@ class _Pump:
                 # The delay itself: data that is lost meanwhile is no longer there afterwards.
                 time.sleep(left)
             with self._changed:
+                if not self._waiting:
+                    continue
                 _, data = self._waiting.popleft()
             if not data:
                 _end(self._source)

@@ -196,7 +196,7 @@ class Checkers:
                 self._may_finish[worker] = message.prepare.prepared_until
 
     def planned_change_drops(self, worker: str, step: int, change: ring_pb2.Prepare) -> None:
-        """A worker drops a step that it has begun, for a planned change: only one that cannot wait does so."""
+        """A worker drops a step that it has begun, for a planned change: only one that cannot wait."""
         if "; at once, " not in change.reason:
             self._broken("nothing dropped", f"{worker} drops step {step}: {change.reason}")
 

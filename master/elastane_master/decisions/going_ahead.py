@@ -1,4 +1,4 @@
-"""Puts planned changes of a ring off where its members go ahead, so that they drop nothing that they have begun.
+"""Puts planned changes of a ring off where members go ahead, so that they drop nothing that they have begun.
 
     step s    a member reports that it may apply it before Prepared(s) comes, and begin s + 1
     Prepared(s)      says next_waits: s + 1 is applied only once its own Prepared is there

@@ -2,9 +2,9 @@
 
 A boundary is the only point at which the ring can change without losing work, so joins, drains, scaling,
 suspension and checkpoints all wait for it and are sent with its Prepared. Where members begin the next step
-before that comes, a change of the ring waits for one more boundary (going_ahead.py). If the ring would end, or lose
-every holder of the state, a checkpoint is saved first: meanwhile the next step's Prepared is held back, so
-that nothing is applied that is not in the checkpoint.
+before that comes, a change waits for one more boundary (going_ahead.py). If the ring would end, or lose every
+holder of the state, a checkpoint is saved first: meanwhile the next step's Prepared is held back, so that
+nothing is applied that is not in the checkpoint.
 """
 
 from __future__ import annotations
@@ -85,9 +85,7 @@ def report_step(ctx: DecisionContext, event: StepReported) -> None:
     if member.start == 0 and not steps.ready_order:
         steps.ready_order = event.ready_order
     digests = (event.settings_digest, event.state_digest)
-    steps.report(
-        event.worker, contexts, event.tasks, event.epoch, digests, goes_ahead=event.goes_ahead
-    )
+    steps.report(event.worker, contexts, event.tasks, event.epoch, digests, goes_ahead=event.goes_ahead)
     ctx.queues.step_reported(event.worker, range(member.start, member.end))
     ring.commit_applied(ctx)
     # A member whose script ended cannot take part in this step's all-reduce.

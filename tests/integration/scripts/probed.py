@@ -1,4 +1,4 @@
-"""Imported by a training script: a test is told of points of its steps, and answers (tests/probe_points.py)."""
+"""Imported by a script: a test is told of points of its steps, and answers (tests/probe_points.py)."""
 
 import os
 import signal

@@ -584,8 +584,9 @@ class WorkerProtocol:
     def begin_ahead(self, step: int) -> bool:
         """Claim the right to apply `step` ahead of its Prepared.
 
-        False if it has been decided meanwhile, or its report has not said so. A change of the ring does not wait for it: Ready says `applied_step`, and what is done to the weights
-        is undone before anything of them is sent.
+        False if it has been decided meanwhile, or its report has not said so. A change of the ring does not
+        wait for it: Ready says `applied_step`, and what is done to the weights is undone before anything of
+        them is sent.
         """
         if not self.step.may_go_ahead or not self.may_go_ahead(step):
             return False

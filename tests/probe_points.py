@@ -1,4 +1,4 @@
-"""Workers that stop at points of their steps until a test lets them go on, or lets them kill themselves.
+"""Workers that stop at points of their steps until a test lets them go on, or has killed them.
 
 For a test in which one worker must have come to a place when another one dies: without it, which of them is
 faster decides what is tested. Their script imports `probed`.
@@ -11,9 +11,9 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterator
 
-Reached = Callable[[str, str, int], bool]
-"""Called with worker, point and step (`elastane.runtime.probes`), in a thread of each worker, which goes on
-when it returns. True: the worker kills itself with SIGKILL."""
+Reached = Callable[[str, str, int], None]
+"""Called with worker, point and step (`elastane.runtime.probes`), in a thread for each worker, which goes on
+when it returns."""
 
 
 @contextlib.contextmanager
@@ -24,8 +24,8 @@ def probe_points(reached: Reached) -> Iterator[dict[str, str]]:
         def handle(self) -> None:
             for line in self.rfile:
                 worker, point, step = line.decode().split()
-                dies = reached(worker, point, int(step))
-                self.wfile.write(b"die\n" if dies else b"go\n")
+                reached(worker, point, int(step))
+                self.wfile.write(b"\n")
 
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,8 +38,8 @@ class Far:
         self.cluster = cluster
         self.links: dict[str, SlowLink] = {}
 
-    def add_worker(self, environment: Mapping[str, str] | None = None, *, loses: bool = False) -> str:
-        link = SlowLink(self.cluster.addresses, FAR_SECONDS, loses=loses)
+    def add_worker(self, environment: Mapping[str, str] | None = None) -> str:
+        link = SlowLink(self.cluster.addresses, FAR_SECONDS)
         worker = self.cluster.add_worker(environment={"ELASTANE_MASTER": link.address, **(environment or {})})
         self.links[worker] = link
         return worker
@@ -85,28 +86,26 @@ def undone(cluster: LocalCluster, worker: str) -> list[int]:
 
 
 @contextmanager
-def killed_once_both_are_ahead(folder: Path, arguments: Sequence[str]) -> Iterator[LocalCluster]:
-    """w1 dies in step LOST, which it and w0 have applied ahead, and its report is lost on the way.
+def killed_once_the_other_is_ahead(folder: Path, arguments: Sequence[str]) -> Iterator[LocalCluster]:
+    """w1 dies in step LOST, once w0 has applied that ahead, and its report of it is lost on the way.
 
     So w0 must undo the step. A newcomer takes w1's place, and gets the state from w0.
     """
     is_ahead = threading.Event()
     with far_workers(folder, arguments) as far:
 
-        def reached(worker: str, point: str, step: int) -> bool:
-            if step != LOST or (is_ahead.is_set() and worker == "w0"):
-                return False
-            if worker == "w1" and point == "forward":
+        def reached(worker: str, point: str, step: int) -> None:
+            if (worker, point, step) == ("w1", "prepared", LOST - 1):
                 far.links[worker].lose_all()
-            if worker == "w0" and point == "ahead":
+            if (worker, point, step) == ("w0", "ahead", LOST):
                 is_ahead.set()
-            return worker == "w1" and point == "ahead" and is_ahead.wait(MEET_SECONDS)
 
         with probe_points(reached) as told:
             far.add_worker(told)
-            far.add_worker(told, loses=True)
-            died = far.cluster.workers["w1"].wait(120.0)
-            assert died is not None and died.signal_name == "SIGKILL", far.cluster.last_lines()
+            # It never goes ahead itself: what it has reported is prepared before its next step begins.
+            other = far.add_worker({"ELASTANE_APPLY_AHEAD": "0", **told})
+            assert is_ahead.wait(MEET_SECONDS), far.cluster.last_lines()
+            far.cluster.workers[other].signal(signal.SIGKILL)
             far.add_worker()
             far.cluster.wait_for_success()
         yield far.cluster
@@ -114,53 +113,43 @@ def killed_once_both_are_ahead(folder: Path, arguments: Sequence[str]) -> Iterat
 
 @slow
 def test_a_step_that_is_lost_after_it_was_applied_is_undone(tmp_path: Path) -> None:
-    with killed_once_both_are_ahead(tmp_path / "elastic", PROBED) as cluster:
+    with killed_once_the_other_is_ahead(tmp_path / "elastic", PROBED) as cluster:
         assert undone(cluster, "w0") == [LOST]
         same_bits_as_stock_ddp(cluster, tmp_path / "stock")
 
 
-UNDOABLE = (
-    "amsgrad",
-    "average",
-    "clamped",
-    "clipping",
-    "cyclic",
-    "evaluated",
-    "learning rate",
-    "momentum",
-    "other memory",
-    "plateau",
-    "pulled back",
-    "reset",
-)
+UNDOABLE = ("amsgrad", "average", "clipping", "cyclic", "evaluated", "plateau")
+NOT_AHEAD = ("hook", "job.step", "lbfgs", "other memory", "own optimizer", "scaler")
 
 
 @slow
 @pytest.mark.parametrize("case", UNDOABLE)
 def test_what_a_body_does_after_its_step_is_undone_with_it(tmp_path: Path, case: str) -> None:
     arguments = [str(SCRIPTS / "strange_bodies.py"), "--case", case]
-    with killed_once_both_are_ahead(tmp_path / "elastic", arguments) as cluster:
+    with killed_once_the_other_is_ahead(tmp_path / "elastic", arguments) as cluster:
         assert undone(cluster, "w0") == [LOST]
         same_bits_as_stock_ddp(cluster, tmp_path / "stock", arguments)
 
 
 @slow
-@pytest.mark.parametrize("case", ["job.step", "lbfgs", "own optimizer", "scaler"])
+@pytest.mark.parametrize("case", NOT_AHEAD)
 def test_what_could_not_be_undone_is_not_applied_ahead(tmp_path: Path, case: str) -> None:
     arguments = [str(SCRIPTS / "strange_bodies.py"), "--case", case]
-    with far_workers(tmp_path / "elastic", arguments) as far, probe_points(dies_prepared) as told:
+    is_there = threading.Event()
+
+    def reached(worker: str, point: str, step: int) -> None:
+        if (worker, point, step) == ("w1", "prepared", LOST):
+            far.cluster.workers[worker].signal(signal.SIGKILL)
+            is_there.set()
+
+    with far_workers(tmp_path / "elastic", arguments) as far, probe_points(reached) as told:
         far.add_worker(told)
         far.add_worker(told)
-        died = far.cluster.workers["w1"].wait(120.0)
-        assert died is not None and died.signal_name == "SIGKILL", far.cluster.last_lines()
+        assert is_there.wait(MEET_SECONDS), far.cluster.last_lines()
         far.add_worker()
         far.cluster.wait_for_success()
         assert not goes_ahead(far.cluster, "w0")
         same_bits_as_stock_ddp(far.cluster, tmp_path / "stock", arguments)
-
-
-def dies_prepared(worker: str, point: str, step: int) -> bool:
-    return (worker, point, step) == ("w1", "prepared", LOST)
 
 
 @slow

@@ -1,7 +1,6 @@
-"""Imported by a script: a test is told of points of its steps, and answers (tests/probe_points.py)."""
+"""Imported by a script: a test is told of points of its steps (tests/probe_points.py)."""
 
 import os
-import signal
 import socket
 
 from elastane.runtime import probes
@@ -17,8 +16,7 @@ def _install(address: str, worker: str) -> None:
         if point not in TOLD:
             return
         print(worker, point, step, file=stream, flush=True)
-        if stream.readline() == "die\n":
-            os.kill(os.getpid(), signal.SIGKILL)
+        stream.readline()
 
     probes.install(reached)
 

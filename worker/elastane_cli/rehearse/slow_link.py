@@ -15,15 +15,12 @@ _CHUNK_BYTES = 1 << 16
 
 
 class SlowLink:
-    """Proxy to `target`, "host:port". seconds: delay in each direction; 0: none.
+    """Proxy to `target`, "host:port". seconds: delay in each direction; 0: none."""
 
-    loses: when a worker's process ends, what is under way from it is lost, as with a node that loses power.
-    """
-
-    def __init__(self, target: str, seconds: float, *, loses: bool = False) -> None:
+    def __init__(self, target: str, seconds: float) -> None:
         host, _, port = target.rpartition(":")
         self._target = host.strip("[]"), int(port)
-        self._seconds, self._loses = seconds, loses
+        self._seconds = seconds
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -66,15 +63,15 @@ class SlowLink:
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._open |= {worker, master}
-                self._upward.append(_Pump(worker, master, self._seconds, loses=self._loses))
-            _Pump(master, worker, self._seconds, loses=False)
+                self._upward.append(_Pump(worker, master, self._seconds))
+            _Pump(master, worker, self._seconds)
 
 
 class _Pump:
     """One direction of a connection: a thread that reads, and one that writes what is due."""
 
-    def __init__(self, source: socket.socket, sink: socket.socket, seconds: float, *, loses: bool) -> None:
-        self._source, self._sink, self._seconds, self._loses = source, sink, seconds, loses
+    def __init__(self, source: socket.socket, sink: socket.socket, seconds: float) -> None:
+        self._source, self._sink, self._seconds = source, sink, seconds
         self._loses_all = False
         self._waiting: deque[tuple[float, bytes]] = deque()
         self._changed = threading.Condition()
@@ -97,11 +94,7 @@ class _Pump:
             with self._changed:
                 if data and self._loses_all:
                     continue
-                if not data and self._loses:
-                    self._waiting.clear()
-                    self._waiting.append((0.0, data))
-                else:
-                    self._waiting.append((time.monotonic() + self._seconds, data))
+                self._waiting.append((time.monotonic() + self._seconds, data))
                 self._changed.notify()
 
     def _write(self) -> None:

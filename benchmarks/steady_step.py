@@ -219,7 +219,7 @@ def far_row(name: str, repeats: int, *, is_ahead: bool) -> Row:
         target=1.0 if is_ahead else None,
         slack=1.0,
         noise=1.3,
-        note="with ELASTANE_APPLY_AHEAD=1" if is_ahead else "the answer is added to each step",
+        note="" if is_ahead else "with ELASTANE_APPLY_AHEAD=0 the answer is added to each step",
     )
 
 
@@ -280,7 +280,7 @@ def arguments(case: Case, framework: str, steps: int, baton: Path, accumulate: i
 
 @contextlib.contextmanager
 def elastane_side(
-    case: Case, folder: Path, steps: int, *, link_seconds: float = 0.0, is_ahead: bool = False
+    case: Case, folder: Path, steps: int, *, link_seconds: float = 0.0, is_ahead: bool = True
 ) -> Iterator[Side]:
     """Start a master, its private store, and workers that all join the first ring.
 

@@ -195,6 +195,11 @@ class Checkers:
             if message.prepare.HasField("prepared_until"):
                 self._may_finish[worker] = message.prepare.prepared_until
 
+    def planned_change_drops(self, worker: str, step: int, change: ring_pb2.Prepare) -> None:
+        """A worker drops a step that it has begun, for a planned change: only one that cannot wait."""
+        if "; at once, " not in change.reason:
+            self._broken("nothing dropped", f"{worker} drops step {step}: {change.reason}")
+
     def begins_to_change(self, worker: str, generation: int, step: int | None = None) -> None:
         """Check that a worker that begins to change its weights is still in the ring for which it does.
 

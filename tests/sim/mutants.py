@@ -144,6 +144,27 @@ MUTANTS = (
         drawn_by=AHEAD,
     ),
     Mutant(
+        "a planned change does not wait for members that go ahead",
+        f"{DECISIONS}.step_boundary",
+        "    if goes_ahead:\n",
+        "    if False:\n",
+        drawn_by=AHEAD,
+    ),
+    Mutant(
+        "members are not told to wait for a planned change",
+        f"{DECISIONS}.messages",
+        "not changing and (steps.change_waits or steps.hold or ",
+        "not changing and (",
+        drawn_by=AHEAD,
+    ),
+    Mutant(
+        "a step goes ahead whose report has not said so",
+        "elastane.runtime.protocol",
+        "if not self.step.may_go_ahead or not self.may_go_ahead(step):",
+        "if not self.may_go_ahead(step):",
+        drawn_by=AHEAD,
+    ),
+    Mutant(
         "a dropped step is charged as useful",
         f"{DECISIONS}.cost",
         "    _replay(state.cost, state.cost.boundary[1])\n",

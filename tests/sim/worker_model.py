@@ -419,7 +419,10 @@ class WorkerModel:
         action = self.machine.handle(event, self.world.now)
         in_ring, ahead = self.protocol.generation, self.protocol.ahead
         self.checkers.received(self.name, message)
+        begun = self.protocol.step
         outcome = self.protocol.receive(message)
+        if message.prepared.HasField("then_prepare") and outcome.abort:
+            self.checkers.planned_change_drops(self.name, begun.step, message.prepared.then_prepare)
         if ahead is not None and ahead.stage is Stage.APPLIED:
             self.checkers.applied(self.name, in_ring, self.lineage, ahead.step + 1, self.weights)
         if outcome.manifest is not None:
@@ -861,9 +864,14 @@ class WorkerModel:
         self.checkers.begins_to_change(self.name, self.group.generation)
         return True
 
+    def means_to_go_ahead(self, turn: Turn) -> bool:
+        """Not in all steps: members of a ring do not agree on it."""
+        is_meant = (turn.step + self.pid) % 4 != 0
+        return self.script.ahead and turn.step > 0 and is_meant and not self.following.is_feeding
+
     def begin_ahead(self, turn: Turn) -> bool:
         """As `StepActions.begin_ahead`, wherever it is allowed."""
-        if not self.script.ahead or turn.step == 0 or self.following.is_feeding:
+        if self.following.is_feeding:
             return False
         if not self.protocol.begin_ahead(turn.step):
             return False

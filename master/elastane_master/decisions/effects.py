@@ -176,7 +176,9 @@ class Prepared(Message, frozen=True, tag=True):
     then_checkpoint: Checkpoint | None = None
     check: CheckOrder | None = None  # of the next step
     follow: Follow | None = None
-    next_waits: bool = False  # what comes with the next Prepared must be known when the step after it begins
+    next_waits: bool = (
+        False  # what may come with the next Prepared must be known when the step after it begins
+    )
 
 
 class Drain(Message, frozen=True, tag=True):

@@ -200,6 +200,7 @@ class StepReported(Event, frozen=True, tag=True):
     ready_order: tuple[int, ...] = ()
     settings_digest: int | None = None
     state_digest: int | None = None
+    goes_ahead: bool = False
 
 
 class AppliedReported(Event, frozen=True, tag=True):

@@ -83,7 +83,7 @@ def prepared(state: JobState, worker: str) -> Prepared:
         None if changing else checkpoints.message_for(state, worker, steps.prepared + 1),
         None if changing else sentinel.order_for(state, ring.member(worker), steps.prepared + 1),
         None if changing else following.for_source(state, worker, steps.prepared + 1),
-        not changing and sentinel.will_check(state, steps.prepared + 2),
+        not changing and (steps.change_waits or steps.hold or sentinel.will_check(state, steps.prepared + 2)),
     )
 
 

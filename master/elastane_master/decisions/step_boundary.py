@@ -1,9 +1,10 @@
 """Decisions at a step boundary: the step is prepared, and everything planned takes effect.
 
 A boundary is the only point at which the ring can change without losing work, so joins, drains, scaling,
-suspension and checkpoints all wait for it and are sent with its Prepared. If the ring would end, or lose
-every holder of the state, a checkpoint is saved first: meanwhile the next step's Prepared is held back, so
-that nothing is applied that is not in the checkpoint.
+suspension and checkpoints all wait for it and are sent with its Prepared. Where members begin the next step
+before that comes, a change waits for one more boundary (going_ahead.py). If the ring would end, or lose every
+holder of the state, a checkpoint is saved first: meanwhile the next step's Prepared is held back, so that
+nothing is applied that is not in the checkpoint.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from elastane_master.decisions import (
     fingerprints,
     following,
     forgotten,
+    going_ahead,
     held_state,
     life,
     link_speeds,
@@ -83,7 +85,7 @@ def report_step(ctx: DecisionContext, event: StepReported) -> None:
     if member.start == 0 and not steps.ready_order:
         steps.ready_order = event.ready_order
     digests = (event.settings_digest, event.state_digest)
-    steps.report(event.worker, contexts, event.tasks, event.epoch, digests)
+    steps.report(event.worker, contexts, event.tasks, event.epoch, digests, goes_ahead=event.goes_ahead)
     ctx.queues.step_reported(event.worker, range(member.start, member.end))
     ring.commit_applied(ctx)
     # A member whose script ended cannot take part in this step's all-reduce.
@@ -107,14 +109,14 @@ def prepare_if_complete(ctx: DecisionContext) -> None:
     if fingerprints.hold_back(ctx):
         return
     ctx.touch()
-    since = book.prepared_at
+    since, goes_ahead = book.prepared_at, book.goes_ahead()
     contexts = book.prepare(state.ring.generation, ctx.now)
     cost.prepared(state, ctx.now)
     state.contexts.put(book.prepared + 1, contexts)
     state.ring.stalled_since, state.ring.breaks = None, 0
     before = state.ring.names()
     autoscaling.step_prepared(ctx, since)
-    if not _change_planned(ctx):
+    if not _change_planned(ctx, goes_ahead=goes_ahead, last_seconds=ctx.now - since):
         sentinel.step_begins(state, book.current)
         ctx.queues.step_begins(state.ring.members, book.prepared + 1, ctx.now)
     for worker in before:
@@ -194,8 +196,11 @@ def release(ctx: DecisionContext) -> None:
         prepare_if_complete(ctx)
 
 
-def _change_planned(ctx: DecisionContext) -> bool:
-    """Decide what is sent with the Prepared of the step just prepared; True if the ring changes."""
+def _change_planned(ctx: DecisionContext, *, goes_ahead: bool, last_seconds: float) -> bool:
+    """Decide what is sent with the Prepared of the step just prepared; True if the ring changes.
+
+    goes_ahead: some member may have begun the next step. last_seconds: that the step took.
+    """
     state, book = ctx.state, ctx.state.steps
     if state.awaited() or state.ring.put_off:
         return False
@@ -208,6 +213,8 @@ def _change_planned(ctx: DecisionContext) -> bool:
     stragglers.judge(state)
     choice = None if stays else _wanted(ctx)
     if choice is None or following.postpones(ctx, choice):
+        # Before the first step of an epoch, members that have been told of a change wait on.
+        book.change_waits = book.change_waits and stays
         if reason := checkpoints.due_reason(state, book.current):
             checkpoints.begin(ctx, book.current, reason)
         return False
@@ -217,7 +224,14 @@ def _change_planned(ctx: DecisionContext) -> bool:
         return False
     if state.suspending:
         return False
-    ring.announce(ctx, choice, choice.change, planned=True, notified=state.ring.names())
+    change = choice.change
+    if goes_ahead:
+        step_seconds = max(last_seconds, balance.ring_step_seconds(state) or 0.0)
+        hurry = going_ahead.hurry(state, choice, ctx.now, step_seconds)
+        if going_ahead.postpones(state, hurry):
+            return False
+        change += hurry
+    ring.announce(ctx, choice, change, planned=True, notified=state.ring.names())
     return True
 
 

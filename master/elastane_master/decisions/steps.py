@@ -23,7 +23,7 @@ class Report(msgspec.Struct):
     """One member's part of the step being reported.
 
     contexts: after the step, by virtual rank. settings_digest, state_digest: digests of its hyperparameters
-    and of part of its state.
+    and of part of its state. goes_ahead: it may begin the next step before Prepared comes.
     """
 
     contexts: dict[int, Parts]
@@ -31,6 +31,7 @@ class Report(msgspec.Struct):
     epoch: int
     settings_digest: int | None = None
     state_digest: int | None = None
+    goes_ahead: bool = False
 
 
 class PreparedStep(msgspec.Struct):
@@ -84,7 +85,8 @@ class StepBook(msgspec.Struct, dict=True):
     before the first. prepared_at: time of that, or of the ring's start. prepared_count: total number of
     prepared steps. epoch: of the newest prepared step. reports: of step prepared + 1, by worker.
     prepared_steps: by step, until committed. hold: Prepared is held back until the checkpoint in flight is
-    saved, because the ring ends with it. ready_order: gradient-ready order of EST 0. intervals: by the step
+    saved, because the ring ends with it. change_waits: a planned change is put off until no member goes ahead
+    (going_ahead.py). ready_order: gradient-ready order of EST 0. intervals: by the step
     that they precede, until it is committed. brought, catching_up, catch_up_until: see forgotten.py.
     """
 
@@ -101,6 +103,7 @@ class StepBook(msgspec.Struct, dict=True):
     brought: dict[int, list[Brought]] = {}
     catching_up: bool = False
     catch_up_until: float | None = None
+    change_waits: bool = False
 
     @property
     def whole_until(self) -> int:
@@ -129,14 +132,14 @@ class StepBook(msgspec.Struct, dict=True):
         """Start a ring at `resume_step`."""
         self.prepared = resume_step - 1
         self.prepared_at = now
-        self.hold = False
+        self.hold = self.change_waits = False
         self.reports = {}
         self._caught_up()
 
     def drop_reports(self) -> None:
         """Drop the reports for a ring change: steps that were not prepared are repeated."""
         self.reports = {}
-        self.hold = False
+        self.hold = self.change_waits = False
 
     def report(
         self,
@@ -145,11 +148,13 @@ class StepBook(msgspec.Struct, dict=True):
         tasks: tuple[StepTask, ...],
         epoch: int,
         digests: tuple[int | None, int | None] = (None, None),
+        *,
+        goes_ahead: bool = False,
     ) -> None:
         """Add a member's part of the current step."""
         before = self.reports.get(worker)
         known = self.reported_ranks() - (len(before.contexts) if before else 0)
-        self.reports[worker] = Report(contexts, tasks, epoch, *digests)
+        self.reports[worker] = Report(contexts, tasks, epoch, *digests, goes_ahead)
         # Cached, because counting all reports at each of N messages would cost N^2 per step.
         self.__dict__["reported"] = (self.reports, len(self.reports), known + len(contexts))
 
@@ -159,6 +164,10 @@ class StepBook(msgspec.Struct, dict=True):
         if reports is not self.reports or count != len(self.reports):
             return sum(len(report.contexts) for report in self.reports.values())
         return cast("int", ranks)
+
+    def goes_ahead(self) -> bool:
+        """True if some member may begin the next step before the Prepared of the current one comes."""
+        return any(report.goes_ahead for report in self.reports.values())
 
     def prepare(self, generation: int, now: float) -> list[Parts]:
         """Prepare the current step once all contexts are in; return the contexts after it, by rank."""

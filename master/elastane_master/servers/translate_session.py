@@ -350,4 +350,4 @@ def _fill_settings(welcome: ring_pb2.Welcome, settings: JobSettings) -> None:
     interval = min(wanted, settings.heartbeat_timeout_seconds / _HEARTBEATS_PER_TIMEOUT)
     welcome.heartbeat_interval.CopyFrom(duration(interval))
     welcome.version = str(versions.PROTOCOL)
-    welcome.generator_positions = True
+    welcome.generator_positions = welcome.planned_changes_wait = True

@@ -291,7 +291,7 @@ class StepTask(_message.Message):
     def __init__(self, virtual_rank: _Optional[int] = ..., range: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., samples: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("generation", "step", "epoch", "contexts", "tasks", "extra", "settings_digest", "state_digest")
+    __slots__ = ("generation", "step", "epoch", "contexts", "tasks", "extra", "settings_digest", "state_digest", "goes_ahead")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -300,6 +300,7 @@ class StepReport(_message.Message):
     EXTRA_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GOES_AHEAD_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     epoch: int
@@ -308,7 +309,8 @@ class StepReport(_message.Message):
     extra: _common_pb2.ExtraState
     settings_digest: int
     state_digest: int
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[StepTask, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., settings_digest: _Optional[int] = ..., state_digest: _Optional[int] = ...) -> None: ...
+    goes_ahead: bool
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[StepTask, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., settings_digest: _Optional[int] = ..., state_digest: _Optional[int] = ..., goes_ahead: _Optional[bool] = ...) -> None: ...
 
 class EndEarly(_message.Message):
     __slots__ = ("generation", "step", "epoch", "place", "state_digest")
@@ -495,7 +497,7 @@ class AttendRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., interval_report: _Optional[_Union[IntervalReport, _Mapping]] = ..., comparison: _Optional[_Union[Comparison, _Mapping]] = ..., check_report: _Optional[_Union[CheckReport, _Mapping]] = ..., follow_report: _Optional[_Union[FollowReport, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("generation", "resumed", "ests", "seed", "checkpoint_url", "checkpoint_keep", "heartbeat_interval", "audit_samples", "version", "reports_from", "generator_positions", "prepared_until")
+    __slots__ = ("generation", "resumed", "ests", "seed", "checkpoint_url", "checkpoint_keep", "heartbeat_interval", "audit_samples", "version", "reports_from", "generator_positions", "prepared_until", "planned_changes_wait")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     ESTS_FIELD_NUMBER: _ClassVar[int]
@@ -508,6 +510,7 @@ class Welcome(_message.Message):
     REPORTS_FROM_FIELD_NUMBER: _ClassVar[int]
     GENERATOR_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     PREPARED_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_CHANGES_WAIT_FIELD_NUMBER: _ClassVar[int]
     generation: int
     resumed: bool
     ests: int
@@ -520,7 +523,8 @@ class Welcome(_message.Message):
     reports_from: int
     generator_positions: bool
     prepared_until: int
-    def __init__(self, generation: _Optional[int] = ..., resumed: _Optional[bool] = ..., ests: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., audit_samples: _Optional[bool] = ..., version: _Optional[str] = ..., reports_from: _Optional[int] = ..., generator_positions: _Optional[bool] = ..., prepared_until: _Optional[int] = ...) -> None: ...
+    planned_changes_wait: bool
+    def __init__(self, generation: _Optional[int] = ..., resumed: _Optional[bool] = ..., ests: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., audit_samples: _Optional[bool] = ..., version: _Optional[str] = ..., reports_from: _Optional[int] = ..., generator_positions: _Optional[bool] = ..., prepared_until: _Optional[int] = ..., planned_changes_wait: _Optional[bool] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("worker_id", "ests", "store_address")

@@ -154,6 +154,20 @@ def test_positions_of_generators_are_read_or_refused() -> None:
     assert msgspec.convert(older, events.ContextDelta).positions == {}
 
 
+def test_who_goes_ahead_and_who_waits_for_it_is_said_both_ways() -> None:
+    for said in (True, False):
+        report = ring_pb2.StepReport(generation=1, step=2, goes_ahead=said)
+        event = attend_event(ring_pb2.AttendRequest(step_report=report), "a", "1")
+        assert isinstance(event, events.StepReported) and event.goes_ahead is said
+        prepared = attend_response(effects.Prepared(1, 2, next_waits=said), JobSettings(ests=1)).prepared
+        assert prepared.next_waits is said
+    stored = msgspec.to_builtins(event)
+    assert "goes_ahead" not in stored  # as older masters stored it
+    assert msgspec.convert(stored, events.StepReported) == event
+    welcome = effects.Welcome(generation=1, resumed=False)
+    assert attend_response(welcome, JobSettings(ests=1)).welcome.planned_changes_wait
+
+
 MESSAGES = [
     ({"heartbeat": ring_pb2.Heartbeat(generation=1, applied_step=2, phase=2)}, events.AppliedReported),
     ({"ready": ring_pb2.Ready(generation=1, applied_step=2, holds_state=True)}, events.ReadyReported),

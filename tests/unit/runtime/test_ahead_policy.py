@@ -52,12 +52,24 @@ def test_the_copy_is_bounded() -> None:
     off = AheadPolicy(0)
     for _ in range(MEASURED):
         off.waited(10.0)
-    assert not off.wants(1)
+    assert not off.may_pay and not off.wants(1)
 
 
 def test_a_copy_that_was_never_made_is_judged_by_its_size() -> None:
     made = policy(0.004)
     assert made.wants(SIZE) and not made.wants(1 << 25)
+
+
+def test_it_is_expected_that_the_next_step_is_wanted_as_the_last_one_was() -> None:
+    made = policy(LONG)
+    assert made.may_pay and not made.expects  # it is not known yet whether a step can be undone
+    made.judged(is_wanted=True)
+    assert made.expects
+    made.stepped(is_asked=True)
+    assert not made.expects
+    made.stepped(is_asked=False)
+    made.judged(is_wanted=False)
+    assert not made.expects
 
 
 def test_scripts_that_ask_wait_anyway() -> None:

@@ -50,6 +50,9 @@ class Recorder:
         self.decision()
         assert is_decided()
 
+    def means_to_go_ahead(self, turn: Turn) -> bool:
+        return False
+
     def begin_ahead(self, turn: Turn) -> bool:
         return False
 

@@ -38,6 +38,7 @@ class Recorder:
     drawn: int = 0
     failure: Exception | None = None
     layout_step: int = 0
+    goes_ahead: bool = True
     compared: tuple[int, int] | None = None
     decision: Callable[[], object] = lambda: None
     done: list[str] = field(default_factory=list)
@@ -67,9 +68,14 @@ class Recorder:
     def begin_apply(self, turn: Turn) -> bool:
         return self.protocol.begin_apply(turn.step)
 
+    def means_to_go_ahead(self, turn: Turn) -> bool:
+        return self.goes_ahead
+
     def begin_ahead(self, turn: Turn) -> bool:
-        self.done.append("ahead")
-        return self.protocol.begin_ahead(turn.step)
+        begins = self.protocol.begin_ahead(turn.step)
+        if begins:
+            self.done.append("ahead")
+        return begins
 
     def undo(self) -> bool:
         is_lost = self.protocol.take_back()
@@ -145,7 +151,7 @@ class Worker:
     is_early: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.protocol = WorkerProtocol()
+        self.protocol = WorkerProtocol(changes_wait=True)
         self.protocol.prepare(ring_pb2.Prepare(generation=GENERATION))
         self.protocol.entered(GENERATION, STEP, [])
         self.contexts = HostedContexts()
@@ -550,7 +556,10 @@ def test_a_planned_change_that_comes_with_prepared_takes_effect_within_the_next_
     assert worker.contexts.now[0].step == STEP + 2
 
 
-@pytest.mark.parametrize("reason", ["first", "last", "epoch", "asked", "feeds", "check", "total"])
+@pytest.mark.parametrize(
+    "reason",
+    ["first", "last", "epoch", "asked", "feeds", "check", "total", "leaves", "an older master", "not meant"],
+)
 def test_what_is_not_applied_ahead(reason: str) -> None:
     worker = Worker(steps_per_epoch=STEP + 2 if reason == "epoch" else 100)
     if reason != "first":
@@ -566,10 +575,48 @@ def test_what_is_not_applied_ahead(reason: str) -> None:
         worker.protocol.feed = ring_pb2.Follow(generation=GENERATION)
     if reason == "check":
         worker.protocol.check_report(ring_pb2.CheckReport())
+    if reason == "leaves":
+        worker.protocol.leaving = ring_pb2.Leaving(reason="spot notice")
+    if reason == "an older master":
+        worker.protocol.welcome(ring_pb2.Welcome(resumed=True, version="1"))
+    worker.actions.goes_ahead = reason != "not meant"
     worker.actions.decision = worker.actions.prepare
     worker.run()
+    # A master that is told of it would put changes off for nothing.
+    assert not worker.actions.reports[-1].goes_ahead
     assert worker.apply() and worker.protocol.ahead is None
     assert "ahead" not in worker.actions.done
+
+
+def test_a_report_says_that_its_step_may_go_ahead_and_none_does_that_has_not_said_so() -> None:
+    worker = ahead()
+    assert [report.goes_ahead for report in worker.actions.reports] == [False, True]
+    # The next report is held back, and is said once it is known whether its step must wait.
+    worker.run()
+    worker.protocol.prepared(prepared(STEP + 1, next_waits=True))
+    assert not worker.protocol.step.may_go_ahead
+    worker.actions.decision = worker.actions.prepare
+    assert worker.apply() and worker.end() and worker.protocol.ahead is None
+    worker.actions.goes_ahead = False
+    worker.run()
+    assert worker.protocol.may_go_ahead(STEP + 3) and not worker.protocol.begin_ahead(STEP + 3)
+    assert worker.apply() and worker.protocol.ahead is None
+
+
+def test_a_planned_change_that_was_said_a_step_before_drops_nothing() -> None:
+    worker = ahead()
+    worker.run()
+    worker.protocol.prepared(prepared(STEP + 1, next_waits=True))
+    change = ring_pb2.Prepare(generation=GENERATION + 1)
+    outcomes: list[Outcome] = []
+
+    def decide() -> None:
+        outcomes.append(worker.protocol.prepared(prepared(STEP + 2, then_prepare=change)))
+
+    worker.actions.decision = decide
+    assert worker.apply() and worker.end()
+    assert not outcomes[0].abort and worker.actions.sent[-1].ready.applied_step == STEP + 3
+    assert worker.protocol._begun_until == STEP + 3
 
 
 def test_who_asks_whether_the_step_is_applied_waits_for_prepared() -> None:

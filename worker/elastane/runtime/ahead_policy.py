@@ -33,13 +33,23 @@ class AheadPolicy:
         self._copies: deque[float] = deque(maxlen=MEASURED)
         #: The script has asked, in the last step that it applied, whether it was applied.
         self._is_asked = False
+        #: The last step for which it was judged could be undone, and its copy was worth its time.
+        self._was_wanted = False
 
     @property
     def may_pay(self) -> bool:
         """True unless no copy, however small, would be worth its time. Known before the copy's size is."""
-        if self._is_asked or len(self._waits) < MEASURED_MIN:
+        if not self._bytes_max or self._is_asked or len(self._waits) < MEASURED_MIN:
             return False
         return median(self._waits) >= WAIT_SECONDS_MIN
+
+    @property
+    def expects(self) -> bool:
+        """True if the next step is likely to be applied ahead, as the last one that was judged.
+
+        What a report says, before it is known whether the step can be undone.
+        """
+        return self._was_wanted and self.may_pay
 
     def wants(self, size_bytes: int) -> bool:
         """True if the next step is to be applied ahead, if it may. size_bytes: of the copy."""
@@ -47,6 +57,10 @@ class AheadPolicy:
             return False
         copy = median(self._copies) if self._copies else size_bytes / COPIED_BYTES_PER_SECOND
         return median(self._waits) >= WORTH * copy
+
+    def judged(self, *, is_wanted: bool) -> None:
+        """Note whether a step could be undone, and was wanted."""
+        self._was_wanted = is_wanted
 
     def waited(self, seconds: float) -> None:
         """Note how long after the optimizer was called the master's answer came; 0: it was there."""

@@ -117,7 +117,7 @@ class WorkerEnvironment(BaseSettings):
         "gloo; gloo if one worker of the ring asks for it",
     )
     apply_ahead: bool = Field(
-        default=False,
+        default=True,
         description="apply a step before the master has answered, where the answer takes long, and undo it "
         "if the step is lost",
     )

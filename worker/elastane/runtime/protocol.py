@@ -15,7 +15,8 @@ can, whoever has died: it reports only when the sums of its units are complete.
 
 Elsewhere a worker may apply a step ahead of its Prepared (`begin_ahead`) and run the next one. Until Prepared
 comes nothing of that leaves the process: `applied_step` stays, the next step's report is held back. If the
-ring changes first, the step is lost like any other, and its effects are undone (`take_back`).
+ring changes first, the step is lost like any other, and its effects are undone (`take_back`). The report says
+that the step may go ahead: a planned change is then made a step later, in which nobody does.
 """
 
 from __future__ import annotations
@@ -75,8 +76,11 @@ class WorkerProtocol:
     step: StepState = field(default_factory=StepState)
     #: The attempt that is applied in memory only; the next one may run. Its Prepared has not come.
     ahead: StepState | None = None
-    #: The master has said that Prepared of the next step brings what must be known when its successor begins.
+    #: The master has said that Prepared of the next step may bring what must be known when its successor
+    #: begins.
     waits: bool = False
+    #: The master puts planned changes off where a report says that its step may go ahead.
+    changes_wait: bool = False
     #: The master has asked for the parts of the state while a step was ahead: it is undone before the answer.
     explain_later: ring_pb2.Explain | None = None
     #: True while received or loaded state is put in place. Ready is delayed until then.
@@ -171,21 +175,15 @@ class WorkerProtocol:
     def may_go_ahead(self, step: int) -> bool:
         """True if `step`, which is reported, may be applied before it is known whether it is prepared.
 
-        The first step of a ring may not: optimizers begin their state in it, and the whole state is compared.
-        Nor may a step with whose Prepared comes what must be known at the beginning of the next one.
+        Its report must have said so, if the master reads that: `_may_report_ahead`.
         """
         return (
             self.is_running
             and self.ahead is None
             and self.step.step == step
             and self.step.stage is Stage.REPORTED
-            and step > self._first_step
             and self.prepared_until <= step
-            and self.units == ()
-            and self.feed is None
-            and self._check_report is None
-            and not self.waits
-            and not self._is_explained
+            and self._may_report_ahead(step)
         )
 
     @property
@@ -382,6 +380,7 @@ class WorkerProtocol:
         # As Hello said it: until a Go confirms what was loaded, this master may never have known of it.
         self.holds_state = self.holds_state and not self.unconfirmed
         self.takes_positions = message.generator_positions
+        self.changes_wait = message.planned_changes_wait
         resumed = message.resumed
         if not self.takes_positions:
             # An older master would leave positions out without a word, and cannot read this job's store.
@@ -533,7 +532,8 @@ class WorkerProtocol:
         """Send the report of a step that all ESTs of this worker have run, and keep it for repetition.
 
         in_backward: the last EST's backward is still running. After a step that is applied ahead, the report
-        is held back until that step is prepared.
+        is held back until that step is prepared. `message.goes_ahead` is cleared if the step may not go ahead
+        for reasons that are known here.
         """
         # A change that is known by now has been answered; `end_backward` must not answer it again.
         in_backward = in_backward and not self.changing
@@ -541,7 +541,8 @@ class WorkerProtocol:
             self.step.hold(in_backward=in_backward)
             self._held = message
             return Outcome()
-        self.step.report(in_backward=in_backward)
+        message.goes_ahead = message.goes_ahead and self._may_report_ahead(message.step)
+        self.step.report(in_backward=in_backward, goes_ahead=message.goes_ahead)
         self._report = ring_pb2.AttendRequest(step_report=message)
         self._kept.append(self._report)
         self._kept_bytes += message.ByteSize()
@@ -581,12 +582,13 @@ class WorkerProtocol:
         return True
 
     def begin_ahead(self, step: int) -> bool:
-        """Claim the right to apply `step` ahead of its Prepared; False if it has been decided meanwhile.
+        """Claim the right to apply `step` ahead of its Prepared.
 
-        A change of the ring does not wait for it: Ready says `applied_step`, and what is done to the weights
-        is undone before anything of them is sent.
+        False if it has been decided meanwhile, or its report has not said so. A change of the ring does not
+        wait for it: Ready says `applied_step`, and what is done to the weights is undone before anything of
+        them is sent.
         """
-        if not self.may_go_ahead(step):
+        if not self.step.may_go_ahead or not self.may_go_ahead(step):
             return False
         self.step.go_ahead()
         self.ahead = self.step
@@ -684,6 +686,25 @@ class WorkerProtocol:
         )
 
     # ------------------------------------------------------------------ internals
+
+    def _may_report_ahead(self, step: int) -> bool:
+        """True if nothing that is known when `step` is reported keeps it from going ahead.
+
+        The first step of a ring may not: optimizers begin their state in it, and the whole state is compared.
+        Nor may a step with whose Prepared may come what must be known at the beginning of the next one, and
+        none with a master that would drop the next one for a planned change. A worker that is to leave with
+        its node may be asked for a checkpoint, and saves it a step earlier if it waits.
+        """
+        return (
+            self.changes_wait
+            and step > self._first_step
+            and self.units == ()
+            and self.feed is None
+            and self.leaving is None
+            and self._check_report is None
+            and not self.waits
+            and not self._is_explained
+        )
 
     def _settle_ahead(self) -> None:
         """Complete the step that was applied ahead, if it is prepared now."""

@@ -78,17 +78,26 @@ class StepActions:
 
     # ------------------------------------------------------------------ ahead of Prepared
 
+    def means_to_go_ahead(self, turn: EstStep) -> bool:
+        return self._policy.expects and self._may_go_ahead(turn)
+
+    def _may_go_ahead(self, turn: EstStep) -> bool:
+        """True unless something wants to see each step as it is applied for good."""
+        parts = self._parts
+        return (
+            parts.trace is None
+            and self._session.captures.is_idle
+            and not parts.feed.is_feeding
+            and not self.decides_layout(turn.step)
+        )
+
     def begin_ahead(self, turn: EstStep) -> bool:
         parts, began = self._parts, perf_counter()
-        if (
-            parts.trace is not None
-            or not self._session.captures.is_idle
-            or parts.feed.is_feeding
-            or self.decides_layout(turn.step)
-            or not self._policy.may_pay
-            or self._undo.why_not()
-            or not self._policy.wants(self._undo.size_bytes)
-        ):
+        if not self._policy.may_pay or not self._may_go_ahead(turn):
+            return False
+        is_wanted = not self._undo.why_not() and self._policy.wants(self._undo.size_bytes)
+        self._policy.judged(is_wanted=is_wanted)
+        if not is_wanted or not turn.state.may_go_ahead:
             return False
         parts.watch.before_step(turn)
         self._undo.take()

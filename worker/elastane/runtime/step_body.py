@@ -61,10 +61,13 @@ class Actions(Protocol[T_contra]):
     def begin_apply(self, turn: T_contra, /) -> bool:
         """Claim the right to apply the turn's step; False, with the step lost, if the ring has changed."""
 
+    def means_to_go_ahead(self, turn: T_contra, /) -> bool:
+        """True if the turn's step, which is about to be reported, is to be applied ahead of its Prepared."""
+
     def begin_ahead(self, turn: T_contra, /) -> bool:
         """Claim the right to apply the turn's step ahead of its Prepared, and copy what it changes.
 
-        False if it is not worth it, or cannot be undone.
+        False if it is not worth it, or cannot be undone, or if the report of the step has not said so.
         """
 
     def undo(self) -> bool:
@@ -314,9 +317,12 @@ class StepBody(Generic[T]):
             self._actions.at_late_boundary(turn)
 
     def _may_go_ahead(self, step: int) -> bool:
-        """True if `step` may be applied ahead: another step of the same epoch follows."""
-        follows = step + 1 < self.total_steps and (step + 1) % self._steps_per_epoch != 0
-        return follows and self._protocol.may_go_ahead(step)
+        """True if `step`, which is reported, may be applied before it is known whether it is prepared."""
+        return self._is_followed(step) and self._protocol.may_go_ahead(step)
+
+    def _is_followed(self, step: int) -> bool:
+        """True if another step of the same epoch follows; else the script's own code does."""
+        return step + 1 < self.total_steps and (step + 1) % self._steps_per_epoch != 0
 
     @property
     def _last_turn(self) -> T:
@@ -377,4 +383,5 @@ class StepBody(Generic[T]):
         digests = actions.digests()
         if digests is not None:
             report.state_digest, report.settings_digest = digests
+        report.goes_ahead = self._is_followed(turn.step) and actions.means_to_go_ahead(turn)
         actions.tell(lambda: self._protocol.report(report, in_backward=in_backward))

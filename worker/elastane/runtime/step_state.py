@@ -72,6 +72,8 @@ class StepState:
     in_backward: bool = False
     #: The report is held back, because the step before this one is AHEAD.
     is_held: bool = False
+    #: The report has told the master that the step may become AHEAD.
+    may_go_ahead: bool = False
     #: The body of the turn in which the step was applied has ended.
     body_ended: bool = False
     #: Contexts after the step by virtual rank, and what was done for it; complete once it is reported.
@@ -106,10 +108,12 @@ class StepState:
         """Begin the first mini-batch."""
         self._go_to(Stage.FORWARD)
 
-    def report(self, *, in_backward: bool) -> None:
-        """Note that the report is sent. in_backward: a ring change waits for `end_backward`."""
+    def report(self, *, in_backward: bool, goes_ahead: bool = False) -> None:
+        """Note that the report is sent. in_backward: a ring change waits for `end_backward`. goes_ahead: the
+        report says that the step may be applied ahead.
+        """
         self._go_to(Stage.REPORTED)
-        self.in_backward, self.is_held = in_backward, False
+        self.in_backward, self.is_held, self.may_go_ahead = in_backward, False, goes_ahead
 
     def hold(self, *, in_backward: bool) -> None:
         """Note that the report is made, and is sent once the step before this one is decided."""

@@ -15,18 +15,16 @@ _CHUNK_BYTES = 1 << 16
 
 
 class SlowLink:
-    """Proxy to `target`, "host:port". seconds: delay in each direction; 0: none.
+    """Proxy to `target`, "host:port". seconds: delay in each direction; 0: none."""
 
-    loses: when a worker's process ends, what is under way from it is lost, as with a node that loses power.
-    """
-
-    def __init__(self, target: str, seconds: float, *, loses: bool = False) -> None:
+    def __init__(self, target: str, seconds: float) -> None:
         host, _, port = target.rpartition(":")
         self._target = host.strip("[]"), int(port)
-        self._seconds, self._loses = seconds, loses
+        self._seconds = seconds
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
+        self._upward: list[_Pump] = []
         self._is_closed = False
         threading.Thread(target=self._accept, name="slow-link", daemon=True).start()
 
@@ -35,6 +33,13 @@ class SlowLink:
         """Address of the proxy, for workers."""
         host, port = self._listener.getsockname()
         return f"{host}:{port}"
+
+    def lose_all(self) -> None:
+        """Lose whatever workers send, from now on, on the connections that are open. Idempotent."""
+        with self._lock:
+            upward = list(self._upward)
+        for pump in upward:
+            pump.lose_all()
 
     def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -58,19 +63,26 @@ class SlowLink:
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._open |= {worker, master}
-            _Pump(worker, master, self._seconds, loses=self._loses)
-            _Pump(master, worker, self._seconds, loses=False)
+                self._upward.append(_Pump(worker, master, self._seconds))
+            _Pump(master, worker, self._seconds)
 
 
 class _Pump:
     """One direction of a connection: a thread that reads, and one that writes what is due."""
 
-    def __init__(self, source: socket.socket, sink: socket.socket, seconds: float, *, loses: bool) -> None:
-        self._source, self._sink, self._seconds, self._loses = source, sink, seconds, loses
+    def __init__(self, source: socket.socket, sink: socket.socket, seconds: float) -> None:
+        self._source, self._sink, self._seconds = source, sink, seconds
+        self._loses_all = False
         self._waiting: deque[tuple[float, bytes]] = deque()
         self._changed = threading.Condition()
         for run in (self._read, self._write):
             threading.Thread(target=run, name="slow-link", daemon=True).start()
+
+    def lose_all(self) -> None:
+        """Carry nothing any more but the end of the connection."""
+        with self._changed:
+            self._loses_all = True
+            self._waiting.clear()
 
     def _read(self) -> None:
         data = b"-"
@@ -80,11 +92,9 @@ class _Pump:
             except OSError:
                 data = b""
             with self._changed:
-                if not data and self._loses:
-                    self._waiting.clear()
-                    self._waiting.append((0.0, data))
-                else:
-                    self._waiting.append((time.monotonic() + self._seconds, data))
+                if data and self._loses_all:
+                    continue
+                self._waiting.append((time.monotonic() + self._seconds, data))
                 self._changed.notify()
 
     def _write(self) -> None:
@@ -96,6 +106,8 @@ class _Pump:
                 # The delay itself: data that is lost meanwhile is no longer there afterwards.
                 time.sleep(left)
             with self._changed:
+                if not self._waiting:
+                    continue
                 _, data = self._waiting.popleft()
             if not data:
                 _end(self._source)

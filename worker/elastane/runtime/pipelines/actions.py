@@ -55,6 +55,9 @@ class PipelineActions:
     def begin_apply(self, turn: Turn) -> bool:
         return self._session.begin_apply(turn.step)
 
+    def means_to_go_ahead(self, turn: Turn) -> bool:
+        return False
+
     def begin_ahead(self, turn: Turn) -> bool:
         """Never: no unit may be a step behind another."""
         return False

@@ -34,9 +34,9 @@ import psutil
 from baton import Segment, Side
 from harness import Report, Row, Series, run_benchmark
 from peers import peer_python
+from slow_link import SlowLink
 
 from elastane_cli.rehearse.cluster import LocalCluster
-from elastane_cli.rehearse.slow_link import SlowLink
 from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_proto.v1 import job_pb2
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from slow_link import SlowLink
 
 from compared_runs import compare_runs
 from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
-from elastane_cli.rehearse.slow_link import SlowLink
 from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_proto.v1 import job_pb2
 from probe_points import probe_points

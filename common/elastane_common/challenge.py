@@ -5,7 +5,8 @@
 
 Both nonces enter the proofs, so neither end can replay an earlier connection. All messages have a length that
 both ends know in advance, so a stranger cannot make the other end buffer data. The secret is not sent. What
-follows on the connection is neither encrypted nor signed.
+follows on the connection is neither encrypted nor signed, unless the challenge takes place inside TLS and its
+context names the certificate (`elastane.collective.socket_mesh`).
 
     CallerChallenge   used by the end that opened the connection
     HostChallenge     used by the end that accepted it

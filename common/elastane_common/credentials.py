@@ -87,6 +87,11 @@ def read_credentials() -> Credentials:
     return credentials
 
 
+def master_has_tls() -> bool:
+    """True if this process's connections to a master are encrypted. Raises RefusedError."""
+    return bool(read_credentials().tls_ca)
+
+
 def open_channel(address: str, options: Sequence[tuple[str, Any]] = (), *, name: str = "") -> grpc.Channel:
     """Open a channel to the master at "host:port", with the current credentials. Raises RefusedError.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import threading
 import time
 from datetime import timedelta
@@ -21,6 +22,7 @@ from elastane.collective.ring_thread import finish_in_thread
 from elastane.collective.socket_group import SocketGroup
 from elastane.collective.transport import RingTransport
 from integration.ring_threads import canonical_allreduce, form_ring, in_threads
+from slow import slow
 
 #: Far more than an ended wait takes, far less than the transports' timeout.
 ENDS_SECONDS = 10
@@ -239,9 +241,18 @@ def _host_store(pipe):
     threading.Event().wait()
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_peer_breaks_an_all_reduce(store, victim, shared):
+@pytest.mark.parametrize(
+    ("victim", "carrier"),
+    [
+        (0, "memory"),
+        (2, "memory"),
+        (0, "sockets"),
+        (2, "sockets"),
+        (0, "TLS"),
+        pytest.param(2, "TLS", marks=slow),
+    ],
+)
+def test_a_killed_peer_breaks_an_all_reduce(store, victim, carrier):
     """Survivors that reduce on and on raise soon after a member was killed, and can form a ring again."""
     context = mp.get_context("forkserver")
     pipes = []
@@ -249,7 +260,7 @@ def test_a_killed_peer_breaks_an_all_reduce(store, victim, shared):
     for rank in range(3):
         receive, send = context.Pipe(duplex=False)
         process = context.Process(
-            target=_reduce_for_ever, args=(rank, victim, store.address, send, shared), daemon=True
+            target=_reduce_for_ever, args=(rank, victim, store.address, send, carrier), daemon=True
         )
         process.start()
         pipes.append(receive)
@@ -270,7 +281,7 @@ def test_a_killed_peer_breaks_an_all_reduce(store, victim, shared):
         process.join(60)
 
 
-def _reduce_for_ever(rank, victim, address, pipe, shared):
+def _reduce_for_ever(rank, victim, address, pipe, carrier):
     torch.set_num_threads(1)
     ring = RingTransport.form(
         store_address=address,
@@ -278,9 +289,13 @@ def _reduce_for_ever(rank, victim, address, pipe, shared):
         rank=rank,
         size=3,
         cancel=threading.Event(),
-        shared_memory=shared,
+        shared_memory=carrier == "memory",
+        tls="wanted" if carrier == "TLS" else "off",
     )
-    assert (ring.members is not None) is shared
+    assert (ring.members is not None) is (carrier == "memory")
+    assert all(isinstance(link.connection, ssl.SSLSocket) for link in ring._group._links.values()) is (
+        carrier == "TLS"
+    )
     slots, out = [torch.ones(500_000)], torch.empty(500_000)
     rounds = 0
     try:

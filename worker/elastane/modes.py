@@ -12,6 +12,7 @@ from elastane import model_saving
 from elastane.runtime import forks
 from elastane.runtime.environment import read_environment
 from elastane.runtime.job import Job
+from elastane_common.credentials import master_has_tls
 from elastane_common.errors import ElastaneError
 from elastane_common.logs import configure_logs, say_where
 
@@ -49,9 +50,11 @@ def _build(seed: int | None, *, distributed_calls: bool) -> Job:
         if mode == "elastic":
             say_where(lambda: {"job": environment.job, "worker": environment.worker_id})
             from elastane.collective import warming
+            from elastane.collective.ring_tls import offer_of
 
+            offer = offer_of(environment.ring_tls, master_has_tls())
             forks.keep_parents_objects()
-            warming.begin()
+            warming.begin(offer == "wanted")
             from elastane.runtime import distributed_calls as guard
             from elastane.runtime import launcher_variables, process_exit
             from elastane.runtime.elastic import ElasticJob

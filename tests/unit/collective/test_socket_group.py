@@ -1,4 +1,7 @@
-"""Frames between members over real sockets: bad peers, slow peers, dead peers, and how every wait ends."""
+"""Frames between members over real sockets: bad peers, slow peers, dead peers, and how every wait ends.
+
+All of it without and with TLS.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import struct
 import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from elastane.collective import socket_group
+from elastane.collective.ring_tls import own_tls
 from elastane.collective.socket_group import BYE_TAG, MAGIC, SocketGroup, SocketGroupError
 
 WAIT_SECONDS = 30.0
@@ -19,14 +24,19 @@ WAIT_SECONDS = 30.0
 LONG = 64 << 20
 
 
-def _connected() -> tuple[socket.socket, socket.socket]:
+def _connected(is_encrypted: bool) -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         other, _ = listener.accept()
     for end in (one, other):
         end.settimeout(WAIT_SECONDS)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return one, other
+    if not is_encrypted:
+        return one, other
+    tls = own_tls()
+    with ThreadPoolExecutor(1) as host:
+        wrapped = host.submit(tls.host.wrap_socket, other, server_side=True)
+        return tls.caller.wrap_socket(one), wrapped.result(WAIT_SECONDS)
 
 
 def _frame(tag: int, body: bytes = b"", *, length: int | None = None, magic: int = MAGIC) -> bytes:
@@ -41,12 +51,17 @@ def groups():
         group.abort()
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "TLS"])
+def connected(request):
+    return lambda: _connected(request.param)
+
+
 @pytest.fixture
-def bare(groups):
+def bare(groups, connected):
     """A group of two of which this test is member 1: (group of member 0, the connection of member 1)."""
 
     def make(timeout_seconds=WAIT_SECONDS):
-        one, other = _connected()
+        one, other = connected()
         groups.append(SocketGroup({1: one}, timeout_seconds))
         return groups[-1], other
 
@@ -54,14 +69,14 @@ def bare(groups):
 
 
 @pytest.fixture
-def mesh(groups):
+def mesh(groups, connected):
     """Groups of `size` members, each with every other."""
 
     def make(size):
         ends = {(a, b): None for a in range(size) for b in range(size) if a != b}
         for a, b in ends:
             if a < b:
-                ends[a, b], ends[b, a] = _connected()
+                ends[a, b], ends[b, a] = connected()
         made = [
             SocketGroup({b: ends[a, b] for b in range(size) if b != a}, WAIT_SECONDS) for a in range(size)
         ]
@@ -164,6 +179,25 @@ def test_messages_of_a_tag_arrive_in_order_and_those_of_another_do_not_block_the
         other.recv(tensor, 0, 7).wait()
     assert nine.tolist() == [9.0] * 3
     assert [float(tensor[0]) for tensor in got] == [1.0, 2.0, 3.0]
+
+
+def test_a_message_that_came_with_another_one_is_not_waited_for_in_the_kernel(groups, connected):
+    """With TLS it may be in the same record, and then nothing more arrives that would wake anybody."""
+    (one, peer), (other, second_peer) = connected(), connected()
+    group = SocketGroup({1: one, 2: other}, WAIT_SECONDS)
+    groups.append(group)
+    first, second = torch.zeros(1), torch.zeros(1)
+    receive = group.recv(first, 1, 5)
+    peer.sendall(_frame(5, struct.pack("<f", 5.0)) + _frame(6, struct.pack("<f", 6.0)))
+    receive.wait()
+    receive = group.recv(second, 1, 6)
+    # One thread does the I/O for another peer's message; whoever waits for this one relies on it.
+    driving = _Thread(group.recv(torch.zeros(1), 2, 7).wait)
+    _until(lambda: group._is_driven)
+    assert _Thread(receive.wait).ended() is None
+    assert (float(first), float(second)) == (5.0, 6.0)
+    second_peer.sendall(_frame(7, b"\0" * 4))
+    assert driving.ended() is None
 
 
 def test_a_receive_posted_while_its_message_is_read_early_gets_it(bare):

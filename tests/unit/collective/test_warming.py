@@ -13,7 +13,7 @@ def test_the_end_of_a_script_waits_for_the_warm_up() -> None:
         "import threading\n"
         "from elastane.collective import warming\n"
         "over = threading.Event()\n"
-        "def slow():\n"
+        "def slow(tls):\n"
         "    over.wait(0.3)\n"
         "    print('warm', flush=True)\n"
         "warming.warm_up = slow\n"

@@ -54,7 +54,7 @@ RUNNER = """
 import json, os, runpy, sys
 import torch, torch.distributed.fsdp, torch._inductor, numpy, elastane.runtime.elastic
 from elastane.collective import warming
-warming.begin = lambda: None  # for a ring, which none of them joins
+warming.begin = lambda *_: None  # for a ring, which none of them joins
 codes = []
 for path in sys.argv[1:]:
     child = os.fork()

@@ -3,7 +3,7 @@
 Process groups exchange their members' addresses through a store. torch's TCPStore admits everybody: any
 client that reaches it can list, read and overwrite all keys. Here a client first proves that it knows the
 secret of the group it names, and so does the store; from then on each message carries a MAC that only the
-two can compute. Messages can be eavesdropped on, like those of the ring itself, but not forged.
+two can compute. Messages can be eavesdropped on, like those of a ring without TLS, but not forged.
 
     RendezvousStore      one per worker; the group of a generation meets at its first member's store
     MemberStore          a member's connection to it, used by torch's process groups as a store

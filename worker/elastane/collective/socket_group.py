@@ -11,6 +11,9 @@ No thread of its own: whoever waits for a message does the I/O of all connection
 (`SocketGroup.wait`), one thread at a time, and blocks in the kernel while there is nothing to do. `send`
 writes what the kernel takes at once; the rest follows while anybody waits.
 
+With TLS (`socket_mesh`) a frame travels in records of 16 KiB. What a record holds beyond the current message
+is then in OpenSSL's memory, where the kernel does not report it: it is asked for before each wait.
+
 A member that leaves in order says so in its last frame; after that only those who still expect something of
 it fail. A connection that ends without that frame ends the whole group, so that a break reaches all members.
 """
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -39,6 +43,10 @@ BYE_TAG: Final = (1 << 32) - 1
 UNCLAIMED_BYTES_MAX: Final = 1 << 30
 #: Bytes by which the memory of such a message grows: a header alone must not make this process allocate.
 _GROWTH_BYTES: Final = 1 << 18
+#: Bytes of a record of TLS: those of the first one that are sent together with the header.
+_RECORD_BYTES: Final = 1 << 14
+#: A connection can do no more for now.
+_BLOCKED: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _EVER: Final = select.EPOLLRDHUP
 _LEFT: Final = "this member has left the ring"
 
@@ -101,8 +109,27 @@ class _Link:
         return (self.posted_count > 0 or self.hung_up) and not self.is_gone
 
     @property
+    def has_decrypted(self) -> bool:
+        """True if bytes were taken from the kernel, with the record they came in, that nobody has read."""
+        return isinstance(self.connection, ssl.SSLSocket) and self.connection.pending() > 0
+
+    @property
     def between_messages(self) -> bool:
         return self.current is None and self.early is None and self.header_filled == 0
+
+    def write(self, message: Message) -> int:
+        """Send more of a message, from its position on; return the bytes that were taken. Raises OSError.
+
+        After an error that says to try again, OpenSSL requires the same bytes: the next call sends them.
+        """
+        at = message.position
+        if at >= HEADER_BYTES:
+            return self.connection.send(message.body[at - HEADER_BYTES :])
+        header = memoryview(_HEADER.pack(MAGIC, message.tag, len(message.body)))[at:]
+        if isinstance(self.connection, ssl.SSLSocket):
+            first = message.body[: _RECORD_BYTES - len(header)]
+            return self.connection.send(b"".join((header, first)))
+        return self.connection.sendmsg([header, message.body])
 
 
 class SocketGroup:
@@ -230,6 +257,12 @@ class SocketGroup:
             for other in self._links.values():
                 if other.posted_count or other.outgoing or other.interest != _EVER:
                     self._watch(other)
+                if other.wants_to_read and other.has_decrypted:
+                    self._fill(other, message)
+                    if self._followers:
+                        self._changed.notify_all()
+            if message.is_done or self._error or link.is_gone:
+                return
             left = deadline - time.monotonic()
             if left <= 0:
                 return
@@ -268,23 +301,17 @@ class SocketGroup:
 
     def _flush(self, link: _Link) -> None:
         """Write what the kernel takes."""
-        connection, outgoing = link.connection, link.outgoing
+        outgoing = link.outgoing
         try:
             while outgoing and not self._error:
                 message = outgoing[0]
-                size = len(message.body)
-                at = message.position
-                if at < HEADER_BYTES:
-                    header = _HEADER.pack(MAGIC, message.tag, size)
-                    sent = connection.sendmsg([memoryview(header)[at:], message.body])
-                else:
-                    sent = connection.send(message.body[at - HEADER_BYTES :])
+                sent = link.write(message)
                 message.position += sent
                 link.moved += sent
-                if message.position == HEADER_BYTES + size:
+                if message.position == HEADER_BYTES + len(message.body):
                     outgoing.popleft()
                     message.is_done = True
-        except BlockingIOError:
+        except _BLOCKED:
             if self._is_driven:
                 self._watch(link)
 
@@ -315,7 +342,7 @@ class SocketGroup:
                     self._ended(link)
                     return
                 link.moved += count
-        except BlockingIOError:
+        except _BLOCKED:
             pass
         except ConnectionResetError:
             if not link.said_bye:

@@ -7,6 +7,9 @@ members of this group (`elastane_common.challenge`). When all are there, the por
 
 A stranger gets 32 random bytes, can send no more than a challenge's messages, is disconnected after ten
 seconds, and holds up nobody: one loop serves all connections, and none of them blocks it.
+
+With TLS the challenge takes place inside, and its proofs cover the certificate of the member that was called:
+a connection that somebody has come between fails (`ring_tls`). A stranger then gets a handshake as well.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import errno
 import os
 import selectors
 import socket
+import ssl
 import struct
 import time
 from collections import OrderedDict
@@ -23,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from elastane.collective.ring_tls import OwnTls, digest_of_peer
 from elastane_common.challenge import CallerChallenge, ChallengeFailedError, HostChallenge
 from elastane_common.tcp_options import prepare
 
@@ -33,6 +38,8 @@ STRANGER_SECONDS: Final = 10.0
 STRANGERS_MAX: Final = 256
 #: Ranks of the caller and of the member that it calls.
 _SUBJECT: Final = struct.Struct("<II")
+#: A connection can do no more for now.
+_BLOCKED: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class SocketMeshError(RuntimeError):
@@ -58,16 +65,15 @@ class Interrupt:
 class _Opening:
     """A connection during its challenge. peer: the member that was called; None: it called this one."""
 
-    def __init__(
-        self, connection: socket.socket, challenge: CallerChallenge | HostChallenge, peer: int | None
-    ) -> None:
+    def __init__(self, connection: socket.socket, peer: int | None) -> None:
         self.connection = connection
-        self.challenge = challenge
         self.peer = peer
         self.since = time.monotonic()
         self.is_connected = peer is None
+        #: None until the connection is there, with TLS its handshake, too.
+        self.challenge: CallerChallenge | HostChallenge | None = None
         self.received = b""
-        self.unsent = challenge.opening if isinstance(challenge, CallerChallenge) else b""
+        self.unsent = b""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,7 +81,8 @@ class SocketMesh:
     """One member's connections to all others, while they form. Used once, by `connect`.
 
     addresses: (host, port) of each other member's listener, by rank. rank: of this member. group: name of the
-    group, the same at all members. interrupt: ends the forming.
+    group, the same at all members. interrupt: ends the forming. tls: of this process, if the members encrypt;
+    given to all of them or to none.
     """
 
     listener: socket.socket
@@ -85,6 +92,7 @@ class SocketMesh:
     secret: bytes
     timeout_seconds: float
     interrupt: Interrupt
+    tls: OwnTls | None = None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector, init=False)
     #: Oldest first.
     _opening: OrderedDict[socket.socket, _Opening] = field(default_factory=OrderedDict, init=False)
@@ -136,10 +144,9 @@ class SocketMesh:
         host, port = self.addresses[peer]
         family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         connection = socket.socket(family, socket.SOCK_STREAM)
-        challenge = CallerChallenge(
-            GREETING, self.secret, subject=_SUBJECT.pack(self.rank, peer), context=self.group
-        )
-        self._opening[connection] = _Opening(connection, challenge, peer)
+        self._opening[connection] = _Opening(connection, peer)
+        # Before the first byte: the short messages of handshake and challenge must not wait for one another.
+        prepare(connection)
         connection.setblocking(False)
         code = connection.connect_ex(place)
         if code not in (0, errno.EINPROGRESS):
@@ -154,18 +161,65 @@ class SocketMesh:
         except OSError:  # descriptors have run out, or the caller is gone again
             self._drop_oldest()
             return
-        connection.setblocking(False)
-        challenge = HostChallenge(
-            GREETING,
-            self.secret,
-            subject_bytes=_SUBJECT.size,
-            context=self.group,
-            accepts=self._is_awaited,
-        )
-        self._opening[connection] = _Opening(connection, challenge, None)
+        try:
+            prepare(connection)
+            connection.setblocking(False)
+            if self.tls is not None:
+                connection = self.tls.host.wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
+                )
+        except OSError:  # the caller is gone again
+            connection.close()
+            return
+        opening = self._opening[connection] = _Opening(connection, None)
         self._selector.register(connection, selectors.EVENT_READ)
+        if self.tls is None:
+            self._challenge(opening, b"")
         if len(self._opening) > STRANGERS_MAX + len(self.addresses):
             self._drop_oldest()
+
+    def _encrypt(self, opening: _Opening, tls: OwnTls) -> None:
+        """Put TLS, whose handshake is still to come, around a connection to a member that was called."""
+        plain = opening.connection
+        self._selector.unregister(plain)
+        del self._opening[plain]
+        # `wrap_socket` takes the descriptor over, and closes it if it fails.
+        opening.connection = tls.caller.wrap_socket(plain, do_handshake_on_connect=False)
+        self._opening[opening.connection] = opening
+        self._selector.register(opening.connection, selectors.EVENT_READ)
+
+    def _shake_hands(self, opening: _Opening) -> None:
+        connection = opening.connection
+        assert isinstance(connection, ssl.SSLSocket) and self.tls is not None
+        try:
+            connection.do_handshake()
+        except ssl.SSLWantWriteError:
+            self._selector.modify(connection, selectors.EVENT_WRITE)
+            raise
+        except ssl.SSLWantReadError:
+            self._selector.modify(connection, selectors.EVENT_READ)
+            raise
+        certified = self.tls.digest if opening.peer is None else digest_of_peer(connection)
+        self._challenge(opening, b"\0tls\0" + certified)
+
+    def _challenge(self, opening: _Opening, binding: bytes) -> None:
+        """Begin the challenge. binding: what its proofs cover beside the group and its two members."""
+        context = self.group + binding
+        if opening.peer is None:
+            opening.challenge = HostChallenge(
+                GREETING,
+                self.secret,
+                subject_bytes=_SUBJECT.size,
+                context=context,
+                accepts=self._is_awaited,
+            )
+            self._selector.modify(opening.connection, selectors.EVENT_READ)
+            return
+        challenge = CallerChallenge(
+            GREETING, self.secret, subject=_SUBJECT.pack(self.rank, opening.peer), context=context
+        )
+        opening.challenge, opening.unsent = challenge, challenge.opening
+        self._send(opening)
 
     def _is_awaited(self, subject: bytes) -> bool:
         caller, called = _SUBJECT.unpack(subject)
@@ -178,12 +232,21 @@ class SocketMesh:
 
     def _serve(self, opening: _Opening, events: int) -> None:
         try:
-            if events & selectors.EVENT_WRITE:
+            if not opening.is_connected:
                 self._check_connected(opening)
+                if self.tls is None:
+                    self._challenge(opening, b"")
+                else:
+                    self._encrypt(opening, self.tls)
+                    self._shake_hands(opening)
+                return
+            if opening.challenge is None:
+                self._shake_hands(opening)
+            elif events & selectors.EVENT_WRITE:
                 self._send(opening)
             if events & selectors.EVENT_READ:
                 self._receive(opening)
-        except BlockingIOError:
+        except _BLOCKED:
             pass
         except (OSError, ChallengeFailedError) as error:
             if opening.peer is not None:
@@ -191,36 +254,39 @@ class SocketMesh:
             self._drop(opening)
 
     def _check_connected(self, opening: _Opening) -> None:
-        if not opening.is_connected:
-            if code := opening.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                raise OSError(code, os.strerror(code))
-            opening.is_connected = True
+        if code := opening.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(code, os.strerror(code))
+        opening.is_connected = True
 
     def _send(self, opening: _Opening) -> None:
+        challenge = opening.challenge
+        assert challenge is not None
         if opening.unsent:
-            opening.unsent = opening.unsent[opening.connection.send(opening.unsent) :]
+            with suppress(*_BLOCKED):
+                opening.unsent = opening.unsent[opening.connection.send(opening.unsent) :]
         waits = selectors.EVENT_READ | (selectors.EVENT_WRITE if opening.unsent else 0)
         self._selector.modify(opening.connection, waits)
-        if opening.challenge.is_proved and not opening.unsent:
+        if challenge.is_proved and not opening.unsent:
             self._finish(opening)
 
     def _receive(self, opening: _Opening) -> None:
         challenge = opening.challenge
-        if challenge.is_proved:
-            return  # the caller already sends messages, which stay in the kernel
-        # Never read beyond the challenge's next message: what follows the last one belongs to the group.
-        part = opening.connection.recv(challenge.expected_bytes - len(opening.received))
-        if not part:
-            raise ChallengeFailedError("the connection ended before the secret was proved")
-        opening.received += part
-        if len(opening.received) == challenge.expected_bytes:
-            message, opening.received = opening.received, b""
-            opening.unsent += challenge.hear(message)
-            self._send(opening)
+        assert challenge is not None
+        # Until it blocks: what TLS has taken out of the kernel does not wake the selector. Once the secret is
+        # proved the caller already sends messages, which stay where they are.
+        while not challenge.is_proved:
+            # Never more than the challenge's next message: what follows the last one belongs to the group.
+            part = opening.connection.recv(challenge.expected_bytes - len(opening.received))
+            if not part:
+                raise ChallengeFailedError("the connection ended before the secret was proved")
+            opening.received += part
+            if len(opening.received) == challenge.expected_bytes:
+                message, opening.received = opening.received, b""
+                opening.unsent += challenge.hear(message)
+                self._send(opening)
 
     def _finish(self, opening: _Opening) -> None:
-        challenge = opening.challenge
-        peer = opening.peer
+        challenge, peer = opening.challenge, opening.peer
         if isinstance(challenge, HostChallenge):
             if not self._is_awaited(challenge.subject):
                 raise ChallengeFailedError("the member is connected already")
@@ -228,7 +294,6 @@ class SocketMesh:
         assert peer is not None
         del self._opening[opening.connection]
         self._selector.unregister(opening.connection)
-        prepare(opening.connection)
         self._open[peer] = opening.connection
 
     def _until_next(self) -> float:

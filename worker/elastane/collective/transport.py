@@ -21,11 +21,12 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from elastane.collective.cpu_group import CpuGroup, Messages, cpu_group
+from elastane.collective.cpu_group import CpuGroup, Messages, cpu_group, report_unencrypted
 from elastane.collective.gloo import GlooGroup
 from elastane.collective.nccl import NcclGroup, nccl_group
 from elastane.collective.rendezvous import MemberStore
 from elastane.collective.ring_errors import RingAborted, RingBroken, RingError
+from elastane.collective.ring_tls import Offer
 from elastane.collective.shared_members import SharedMembers, agree
 from elastane.collective.socket_group import SocketGroup
 from elastane.collective.socket_mesh import Interrupt
@@ -128,20 +129,22 @@ class RingTransport:
         timeout_seconds: float = TIMEOUT_SECONDS,
         shared_memory: bool = True,
         messages: Messages = "sockets",
+        tls: Offer = "off",
     ) -> RingTransport:
         """Meet the other members and connect to them; called by every member of a generation.
 
         store_address: "host:port" of the first member's RendezvousStore. prefix: the same for all members,
         used for no other group; secret: of this prefix at that store. device: of the messages' tensors, of
         the same type at all members. shared_memory: this member lets the others read its memory if they are
-        on its machine. messages: what carries them between CPUs; gloo if one member asks for it. Raises
-        RingAborted as soon as `cancel` is set, RingBroken if the store or a peer is
-        unreachable or does not come within the timeout.
+        on its machine. messages: what carries them between CPUs; gloo if one member asks for it. tls: whether
+        this member wants or can encrypt those over sockets (`ring_tls.offer_of`). Raises RingAborted as soon
+        as `cancel` is set, RingBroken if the store or a peer is unreachable or does not come within the
+        timeout.
         """
         if cancel.is_set():
             raise RingAborted("the group was cancelled before it formed")
         forming = Forming(
-            store_address, prefix, secret, rank, size, device, timeout_seconds, shared_memory, messages
+            store_address, prefix, secret, rank, size, device, timeout_seconds, shared_memory, messages, tls
         )
         return forming.result(cancel)
 
@@ -319,6 +322,7 @@ class Forming:
         timeout_seconds: float = TIMEOUT_SECONDS,
         shared_memory: bool = True,
         messages: Messages = "sockets",
+        tls: Offer = "off",
     ) -> None:
         self._store_address = store_address
         self._prefix, self._rank, self._size, self._device = prefix, rank, size, device
@@ -326,6 +330,7 @@ class Forming:
         self._timeout = timedelta(seconds=timeout_seconds)
         self._shared_memory = shared_memory
         self._messages: Messages = messages
+        self._tls: Offer = tls
         self._interrupt = Interrupt()
         self._members: SharedMembers | None = None
         self._unwanted = False
@@ -382,6 +387,11 @@ class Forming:
         store = MemberStore(host, int(port), self._prefix, self._secret, self._timeout.total_seconds())
         try:
             if self._device.type == "cuda":
+                if self._tls == "wanted":
+                    report_unencrypted(
+                        "NCCL carries the messages between GPUs",
+                        "it has no encryption: see SECURITY.md for how to isolate the workers' network",
+                    )
                 return nccl_group(store, host, self._rank, self._size, self._timeout, self._device)
             group = cpu_group(
                 store,
@@ -392,6 +402,7 @@ class Forming:
                 secret=self._secret,
                 timeout_seconds=self._timeout.total_seconds(),
                 messages=self._messages,
+                tls=self._tls,
                 interrupt=self._interrupt,
             )
             self._members = agree(

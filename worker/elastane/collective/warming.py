@@ -11,18 +11,24 @@ import threading
 from concurrent.futures import Future
 
 from elastane.collective.cpu_group import warm_up
+from elastane.collective.ring_tls import own_tls
 
 _lock = threading.Lock()
 _warmed: Future[None] | None = None
 
 
-def begin() -> Future[None]:
-    """Start to warm up in the background; once a process, further calls have no effect."""
+def begin(encrypted: bool = False) -> Future[None]:
+    """Start to warm up in the background; once a process, further calls have no effect.
+
+    encrypted: the process's rings will be; its key is made as well.
+    """
     global _warmed
     with _lock:
         if _warmed is None:
             _warmed = Future()
-            thread = threading.Thread(target=_run, args=(_warmed,), name="elastane-warm-up", daemon=True)
+            thread = threading.Thread(
+                target=_run, args=(_warmed, encrypted), name="elastane-warm-up", daemon=True
+            )
             thread.start()
             # C++ threads that are still running at interpreter shutdown abort the process.
             atexit.register(thread.join)
@@ -34,9 +40,9 @@ def finish() -> None:
     begin().result()
 
 
-def _run(warmed: Future[None]) -> None:
+def _run(warmed: Future[None], encrypted: bool) -> None:
     try:
-        warm_up()
+        warm_up(own_tls() if encrypted else None)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the script's thread raises it
         warmed.set_exception(error)
     else:

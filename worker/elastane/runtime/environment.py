@@ -116,6 +116,11 @@ class WorkerEnvironment(BaseSettings):
         description="what carries the messages of a ring on CPUs: the workers' own connections, or torch's "
         "gloo; gloo if one worker of the ring asks for it",
     )
+    ring_tls: bool = Field(
+        default=True,
+        description="encrypt the connections between the workers of a ring if that to the master is; not "
+        "encrypted if one worker of the ring has this off",
+    )
     apply_ahead: bool = Field(
         default=True,
         description="apply a step before the master has answered, where the answer takes long, and undo it "

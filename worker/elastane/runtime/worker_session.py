@@ -19,6 +19,7 @@ import torch
 from elastane.collective import warming
 from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.ring_errors import RingAborted
+from elastane.collective.ring_tls import offer_of
 from elastane.collective.transport import Forming, RingTransport
 from elastane.runtime.capturing import Captures
 from elastane.runtime.change_spans import ChangeSpans
@@ -30,6 +31,7 @@ from elastane.runtime.resource_use import ResourceUse
 from elastane.runtime.session import MasterSession
 from elastane.runtime.step_state import StepState
 from elastane_common import logs
+from elastane_common.credentials import master_has_tls
 from elastane_common.errors import ElastaneError
 from elastane_common.observe.figures import WorkerFigures
 from elastane_proto import rendezvous, tracing, versions
@@ -68,6 +70,8 @@ class WorkerSession:
     def __init__(self, environment: WorkerEnvironment, *, device: torch.device) -> None:
         self._environment = environment
         self._device = device
+        #: What this worker announces to its rings about encryption.
+        self._tls = offer_of(environment.ring_tls, master_has_tls())
         self._duties: Duties | None = None
         #: Digest of the whole state after the last step, for Bye.
         self.final_digest: int | None = None
@@ -330,6 +334,7 @@ class WorkerSession:
             2,
             shared_memory=self._environment.shared_memory,
             messages=self._environment.ring_messages,
+            tls=self._tls,
         )
         transport = forming.result(stop)
         if place == 0:
@@ -349,6 +354,7 @@ class WorkerSession:
             self._device,
             shared_memory=self._environment.shared_memory,
             messages=self._environment.ring_messages,
+            tls=self._tls,
         )
 
     def entered(self, go: ring_pb2.Go) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,22 +17,29 @@ from elastane_common.errors import RefusedError
 
 # Says where it is before each point, so that the test knows how far it came.
 WORKER = """
+import sys
+from pathlib import Path
 from elastane.runtime import probes, rehearsal
+lost = Path(sys.argv[1])
 print("started", flush=True)
 rehearsal.install()
 print("entered", flush=True)
 for step in range(4):
     for point in ("forward", "all_reduce", "prepared", "applied"):
         print(point, step, flush=True)
-        probes.reached(point, step)
+        if point == "all_reduce":
+            probes.all_reducing(step, lambda: lost.exists())
+        else:
+            probes.reached(point, step)
 print("end", flush=True)
 """
 
 
-def start(rehearsal: Rehearsal) -> subprocess.Popen[str]:
+def start(rehearsal: Rehearsal, lost: Path = Path("/nowhere")) -> subprocess.Popen[str]:
+    """lost: a file that is there when the worker's ring is lost."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **rehearsal.environment()}
     return subprocess.Popen(
-        [sys.executable, "-c", WORKER], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WORKER, str(lost)], env=environment, stdout=subprocess.PIPE, text=True
     )
 
 
@@ -56,14 +64,24 @@ def test_gates_hold_after_the_report_until_they_are_opened(tmp_path: Path) -> No
     first, third = (Gate(tmp_path / "gates" / str(step)) for step in (1, 3))
     process = start(Rehearsal(gates=str(tmp_path / "gates")))
     read_until(process, "all_reduce 1")
-    assert is_waiting_for_a_lock(process.pid)
+    assert comes_to_wait_at(process.pid, tmp_path / "gates" / "1")
     first.open()
     read_until(process, "all_reduce 3")
-    assert is_waiting_for_a_lock(process.pid)
+    assert comes_to_wait_at(process.pid, tmp_path / "gates" / "3")
     third.open()
     third.open()
     assert patience.communicate(process, 60)[0].splitlines()[-1] == "end"
     assert process.returncode == 0
+
+
+def test_who_is_held_goes_on_once_its_ring_is_lost(tmp_path: Path) -> None:
+    gate, lost = Gate(tmp_path / "gates" / "1"), tmp_path / "lost"
+    process = start(Rehearsal(gates=str(tmp_path / "gates")), lost)
+    read_until(process, "all_reduce 1")
+    assert comes_to_wait_at(process.pid, tmp_path / "gates" / "1")
+    lost.touch()
+    assert patience.communicate(process, 60)[0].splitlines()[-1] == "end"
+    gate.open()
 
 
 def test_a_newcomer_waits_at_its_gate(tmp_path: Path) -> None:
@@ -79,6 +97,16 @@ def test_nothing_is_installed_without_the_variable(tmp_path: Path) -> None:
     assert Rehearsal().environment() == {}
     process = start(Rehearsal())
     assert patience.communicate(process, 60)[0].splitlines()[-1] == "end"
+
+
+def comes_to_wait_at(pid: int, gate: Path) -> bool:
+    """Whether the process comes to open the gate's file, which it closes when it may pass."""
+    while (files := Path(f"/proc/{pid}/fd")).exists():
+        with contextlib.suppress(FileNotFoundError):
+            if any(file.readlink() == gate for file in files.iterdir()):
+                return True
+        os.sched_yield()
+    return False
 
 
 def is_waiting_for_a_lock(pid: int) -> bool:

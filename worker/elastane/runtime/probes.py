@@ -18,17 +18,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Probe = Callable[[str, int], None]
+#: hold(step, is_lost) returns when the step may go on, and at once when it is lost with its ring.
+Hold = Callable[[int, Callable[[], bool]], None]
 
 _installed: Probe | None = None
+_hold: Hold | None = None
 
 
-def install(probe: Probe | None) -> None:
-    """Call `probe(point, step)` at every point from now on; None removes it."""
-    global _installed
-    _installed = probe
+def install(probe: Probe | None, hold: Hold | None = None) -> None:
+    """Call `probe(point, step)` at every point from now on, and `hold` after "all_reduce".
+
+    None removes them.
+    """
+    global _installed, _hold
+    _installed, _hold = probe, hold
 
 
 def reached(point: str, step: int) -> None:
     """Called by the runtime at each point."""
     if _installed is not None:
         _installed(point, step)
+
+
+def all_reducing(step: int, is_lost: Callable[[], bool]) -> None:
+    """Called by the runtime at the point "all_reduce", where a step can be held until its ring changes."""
+    reached("all_reduce", step)
+    if _hold is not None:
+        _hold(step, is_lost)

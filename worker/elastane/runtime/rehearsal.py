@@ -7,8 +7,9 @@ settings; all but the first act at the points of `probes`:
     enter   a file. At its start (in `elastane.init`) the worker waits while somebody holds a lock on it:
             joining workers can be started ahead of the step in which they are to join.
     gates   a folder. In step s, once the step is reported, the worker waits while somebody holds a lock
-            on the file gates/s, if there is one. So a change can be made while a known step runs,
-            however fast the machine is. A worker of tasks that push waits before its task number s.
+            on the file gates/s, if there is one, and its ring stands. So a change can be made while a
+            known step runs, however fast the machine is. A worker of tasks that push waits before its task
+            number s.
     orders  a file. At the start of each mini-batch, and in each task with parameter servers before its
             gradients and after its push, the worker executes its text for as long as it is there: "slow
             SECONDS" sleeps, "hang" waits for another text, "eat" allocates memory until the kernel ends the
@@ -28,6 +29,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -37,6 +39,7 @@ from elastane_common.errors import RefusedError
 
 VARIABLE: Final = "ELASTANE_REHEARSAL"
 _HANG_LOOK_SECONDS: Final = 0.05
+_GATE_LOOK_SECONDS: Final = 0.005
 _EAT_BYTES: Final = 16 << 20
 #: In the order of a step; the last three belong to a ring change.
 POINTS: Final = ("forward", "all_reduce", "ahead", "prepared", "applied", "hand_over", "formed", "undone")
@@ -82,10 +85,28 @@ class Rehearsal:
         where, _, at = self.kill.partition(":")
         if point == where and step >= int(at):
             os.kill(os.getpid(), signal.SIGKILL)
-        if point in ("all_reduce", "task") and self.gates:
+        if point == "task" and self.gates:
             _wait_for(Path(self.gates) / str(step))
         if point in ("forward", "pushed") and self.orders:
             _obey(Path(self.orders))
+
+    def hold(self, step: int, is_lost: Callable[[], bool]) -> None:
+        """Wait at the step's gate for as long as the ring stands.
+
+        A worker that stayed in a ring which has lost a member would keep the next ring from forming, and the
+        gate opens only when that ring has come to the gate's step.
+        """
+        gate = Path(self.gates) / str(step)
+        if not self.gates or not gate.exists():
+            return
+        with gate.open() as file:
+            while not is_lost():
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    time.sleep(_GATE_LOOK_SECONDS)
+                else:
+                    return
 
 
 class Gate:
@@ -113,7 +134,7 @@ def install() -> None:
     text = os.environ.get(VARIABLE)
     if text:
         rehearsal = Rehearsal.parse(text)
-        probes.install(rehearsal.reached)
+        probes.install(rehearsal.reached, rehearsal.hold)
         if rehearsal.enter:
             _wait_for(Path(rehearsal.enter))
 

@@ -186,7 +186,7 @@ class StepActions:
     def begin_exchange(self, turn: EstStep) -> None:
         if self._parts.buffers.tensors:
             self._reducer.collectives.broadcast_buffers()
-        probes.reached("all_reduce", turn.step)
+        probes.all_reducing(turn.step, lambda: not self._session.protocol.is_running)
 
     def decides_layout(self, step: int) -> bool:
         return step == self._reducer.order_step

@@ -89,7 +89,7 @@ class PipelineActions:
         self._parts.frozen.check()
 
     def begin_exchange(self, turn: Turn) -> None:
-        probes.reached("all_reduce", turn.step)
+        probes.all_reducing(turn.step, lambda: not self._session.protocol.is_running)
 
     def decides_layout(self, step: int) -> bool:
         return step == ORDER_STEP

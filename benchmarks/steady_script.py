@@ -131,13 +131,16 @@ def train_elastane(args):
     loader = DataLoader(Pool(samples, inputs, targets), args.batch)
     adam = torch.optim.AdamW(net.parameters(), lr=1e-4)
     model, optimizer, loader = job.prepare(net, adam, loader, accumulation_steps=args.accumulate)
-    runner, step = None, -1
+    runner, turn = None, 0
     for _ in job.epochs(1):
         for x, y in loader:
-            if job.step != step:
-                step = job.step
+            # Counted here, as `job.step` would wait for a step that was applied ahead. The few bodies that
+            # are run twice, to see whether they can be, belong to the last step.
+            step, rest = divmod(turn, args.turns)
+            if rest == 0 and step < args.steps:
                 runner = runner or Runner(args.baton, args.segment, leader=job.is_leader)
                 runner.step(step)
+            turn += 1
             loss = loss_of(model, x, y) / args.accumulate
             optimizer.zero_grad()
             loss.backward()
@@ -191,6 +194,7 @@ def main():
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--segment", type=int, required=True)
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=1, help="mini-batches of a worker in a step")
     parser.add_argument("--rank", type=int, default=0, help="torchft's replica")
     parser.add_argument("--baton", required=True)
     args = parser.parse_args()

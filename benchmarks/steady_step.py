@@ -90,8 +90,8 @@ FINGERPRINTED = [("cnn", 16), ("gpt-25m", 2)]
 #: Model, batch of an EST, and steps: about 5, 45 and 200 ms a step.
 TURNS = [("mlp", 64, 400), ("cnn", 8, 100), ("cnn", 64, 40)]
 TURN_ESTS = 4
-#: A step of about 25 ms, and what is added to the way to the master, there and back.
-FAR_CASE = Case("cnn", 16, 2, 2, 40)
+#: A step of some 25 to 35 ms, and what is added to the way to the master, there and back.
+FAR_CASE = Case("cnn", 48, 2, 2, 40)
 FAR_SECONDS = 0.02
 
 
@@ -275,6 +275,7 @@ def arguments(case: Case, framework: str, steps: int, baton: Path, accumulate: i
     return [
         SCRIPT, framework, "--model", case.model, "--batch", str(case.batch), "--steps", str(steps),
         "--segment", str(segment), "--accumulate", str(accumulate), "--baton", str(baton),
+        "--turns", str(case.ests // case.workers),
     ]  # fmt: skip
 
 

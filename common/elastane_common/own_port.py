@@ -7,11 +7,11 @@ import socket
 from elastane_common.errors import RefusedError
 
 
-def listen(host: str, backlog: int, *, listener: str, hint: str) -> socket.socket:
+def listen(host: str, backlog: int, *, failure: str, hint: str) -> socket.socket:
     """Return a socket that listens on a free port of `host` alone.
 
-    Called by workers and parameter servers. listener, hint: for the RefusedError that it raises, as in "this
-    worker cannot listen at ...".
+    Called by workers and parameter servers. failure, hint: for the RefusedError that it raises; the host
+    follows `failure`, as in "this worker cannot listen at".
     """
     try:
         family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
@@ -24,6 +24,6 @@ def listen(host: str, backlog: int, *, listener: str, hint: str) -> socket.socke
             raise
     except OSError as error:
         raise RefusedError(
-            f"{listener} cannot listen at {host}: {error.strerror or error}", hint=hint, host=host
+            f"{failure} {host}: {error.strerror or error}", hint=hint, host=host
         ) from error
     return opened

@@ -117,6 +117,8 @@ def request_for(method: MethodDescriptor, job: str) -> Any:
         if "run_id" in request.DESCRIPTOR.fields_by_name:
             request.run_id = 77
         return request
+    if method.name == "Relay":
+        return request  # its sessions name their jobs
     if method.name == "AttendSlots":
         request.hello.job, request.hello.ps_id, request.hello.address = job, "intruder", "a:1"
         return request

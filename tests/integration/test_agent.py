@@ -176,8 +176,16 @@ def wait_for_step(client: MasterClient, step: int, members: int = 1) -> job_pb2.
     raise AssertionError("the watch ended")
 
 
+def variables_of(pid: int) -> dict[str, str]:
+    """The environment of a process, which the kernel shows as empty while its program is being loaded."""
+    process = psutil.Process(pid)
+    while not (found := process.environ()):
+        os.sched_yield()
+    return found
+
+
 def gpu_of(pid: int) -> str:
-    return psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"]
+    return variables_of(pid)["CUDA_VISIBLE_DEVICES"]
 
 
 def check_history(tmp_path: Path, steps: int) -> None:
@@ -423,7 +431,7 @@ def test_workers_behind_a_relay_outlive_it_and_a_master(start: Callable[..., Run
     relay = run.until("relay_started")["address"]
     pids = [run.until("worker_started", worker=worker)["pid"] for worker in ("w0", "w1")]
     for pid in pids:
-        assert psutil.Process(pid).environ()["ELASTANE_MASTER"].startswith(f"{relay},")
+        assert variables_of(pid)["ELASTANE_MASTER"].startswith(f"{relay},")
     with client_of(run) as client:
         wait_for_step(client, 10, members=2)
         (process,) = run.running("elastane_agent.relay")

@@ -140,6 +140,7 @@ async def test_an_rpc_that_is_missing_in_the_table_is_refused_to_everybody(
                 "TrainingService.GetService",
                 "TrainingService.GetScheduling",
                 "TrainingService.TrainEach",  # tells in its answer
+                "RingService.Relay",  # tells each of its sessions
             ):
                 code, _, _ = await refused(call_by_hand(channel, method, token_of("root")))
                 assert code != grpc.StatusCode.PERMISSION_DENIED, method.full_name

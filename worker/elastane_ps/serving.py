@@ -71,7 +71,7 @@ class DataPort:
         self._connections: set[socket.socket] = set()
         self._strangers = 0
         hint = "set ELASTANE_PS_HOST to the address of this machine at which workers reach it"
-        self._listener = listen(host, _BACKLOG, listener="this parameter server", hint=hint)
+        self._listener = listen(host, _BACKLOG, failure="this parameter server cannot listen at", hint=hint)
         bracketed = f"[{host}]" if ":" in host else host
         self.address = f"{bracketed}:{self._listener.getsockname()[1]}"
         self._closing = False

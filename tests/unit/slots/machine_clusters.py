@@ -104,6 +104,9 @@ class MachineRun(ClusterRun):
         return decision.result
 
     def _tell_map(self, slot_map: SlotMap, before: SlotMap | None) -> None:
+        """A map is told again, beside other processes, where one has left that held nothing."""
+        if slot_map == before:
+            return
         if before is not None and slot_map.generation <= before.generation:
             raise Broken("a map of an older generation was told")
         self.map = slot_map

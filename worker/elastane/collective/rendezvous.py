@@ -111,7 +111,7 @@ class RendezvousStore:
 def listen(host: str) -> socket.socket:
     """Return a socket that listens on a free port of `host` alone. Raises RefusedError."""
     hint = "set ELASTANE_STORE_HOST to the address of this machine at which other workers reach it"
-    return own_port.listen(host, _BACKLOG, listener="this worker", hint=hint)
+    return own_port.listen(host, _BACKLOG, failure="this worker cannot listen at", hint=hint)
 
 
 # ------------------------------------------------------------------ messages of both sides

@@ -23,7 +23,5 @@ def listen(host: str, backlog: int, *, failure: str, hint: str) -> socket.socket
             opened.close()
             raise
     except OSError as error:
-        raise RefusedError(
-            f"{failure} {host}: {error.strerror or error}", hint=hint, host=host
-        ) from error
+        raise RefusedError(f"{failure} {host}: {error.strerror or error}", hint=hint, host=host) from error
     return opened

@@ -73,9 +73,11 @@ def test_only_a_slow_worker_is_a_straggler_and_plans_count_code_after_steps(tmp_
             assert stragglers(job) == set() and sizes(job) == list(ests)
             return job
 
+        # One after the other: the last one to join is the first to stand by, and must not be the slow one.
         for number in range(ESTS):
             name = f"w{number}"
             cluster.add_worker(environment={"SLOWED_BY": str(slowed_by)} if name == SLOW else {})
+            cluster.wait_for(lambda job, there=number + 1: len(job.workers) >= there, what=name)
         trains(1, 1, 1, 1)
         of_ones = planned(cluster)
 

@@ -32,7 +32,7 @@ QUICK_TAKEOVERS = ((False, True, 1), (True, False, 2))
 SLOW_TAKEOVERS = ((True, False, 1), (False, True, 2), (False, False, 3), (True, True, 3))
 """With the quick ones, each pair of these. `make sim` draws the rest."""
 REPLAYED_SEEDS = 4
-VARIED = (38, 88, 3, 41, 355, 7, 50, 56)
+VARIED = (38, 88, 3, 41, 355, 7, 50, 56, 1015)
 """Seeds that have every fault between them."""
 COUNTED = {AHEAD, UNDONE, STAGES, TARGETS}
 """Counted together with the faults, but not faults."""

@@ -339,8 +339,9 @@ def benchmark(args: argparse.Namespace, report: Report) -> None:
     )
     bound = statistics.median(alone) / statistics.median(theirs)
     cause = (
-        "torch's own work is the bound: one process with the table in its own memory, which exchanges"
-        f" nothing, has {statistics.median(alone):,.0f} samples/s, {bound:.2f} times those of the tutorial"
+        "messages, and what is checked and recorded of each slot; one process with the table in its own"
+        f" memory, which exchanges nothing, has {statistics.median(alone):,.0f} samples/s, {bound:.2f} times"
+        " the tutorial's"
     )
     case, fewer = "samples a second, 1 worker and 1 parameter server", "8 slots in place of 64"
     like = "peer with rows and gradients on the wire"

@@ -90,10 +90,10 @@ def waits(ctx: DecisionContext) -> bool:
     if not workers:
         return False
     holders = [state.pipeline.absent[worker] for worker in workers]
-    if not all(holder.told for holder in holders):
+    if not all(holder.announced for holder in holders):
         ctx.touch()
         for holder in holders:
-            holder.told = True
+            holder.announced = True
         step = holders[0].step
         missing = unit_holders.units_text(unit_holders.missing(state, step))
         seconds = max(holder.until for holder in holders) - ctx.now

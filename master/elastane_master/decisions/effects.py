@@ -176,9 +176,7 @@ class Prepared(Message, frozen=True, tag=True):
     then_checkpoint: Checkpoint | None = None
     check: CheckOrder | None = None  # of the next step
     follow: Follow | None = None
-    next_waits: bool = (
-        False  # what may come with the next Prepared must be known when the step after it begins
-    )
+    next_waits: bool = False  # the next Prepared may bring what the step after it must begin with
 
 
 class Drain(Message, frozen=True, tag=True):

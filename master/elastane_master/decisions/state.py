@@ -343,13 +343,13 @@ class UnitSeconds(msgspec.Struct, frozen=True, array_like=True):
 class AbsentHolder(msgspec.Struct):
     """A worker whose stream has broken, and which held units after `step` steps (absent_holders.py).
 
-    until: when it is no longer awaited. told: an event says that it is awaited.
+    until: when it is no longer awaited. announced: an event says that it is awaited.
     """
 
     step: int
     units: tuple[UnitRange, ...]
     until: float
-    told: bool = False
+    announced: bool = False
 
 
 class PipelineBook(msgspec.Struct):

@@ -101,8 +101,8 @@ def held_soon(state: JobState) -> dict[str, tuple[UnitRange, ...]]:
 def step_soon(state: JobState, record: WorkerRecord) -> int:
     """Return the step at which a worker will send Ready, -1 if it holds no usable state.
 
-    Members of the last ring may be a step behind, which they apply before they send Ready; so may who has
-    returned.
+    Members of the last ring may be a step behind, which they apply before they send Ready; so may a
+    worker that has returned.
     """
     ring, step = state.ring, state.steps.current
     if not record.holds_state:

@@ -104,7 +104,7 @@ class RelayedSession(LocalContext):
         self._waiting_bytes = 0
         self._surplus: Rejection | None = None
         self._requests_over = False
-        self._wake: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
         self._reading: Reading | None = None
         self._encode: Encode | None = None
         self._trailing: list[tuple[str, str | bytes]] = []
@@ -187,12 +187,12 @@ class RelayedSession(LocalContext):
             )
         else:
             self._requests.append(request)
-        self._notify()
+        self._news.set()
 
     def requests_over(self) -> None:
         """The worker sends nothing more."""
         self._requests_over = True
-        self._notify()
+        self._news.set()
         if self._reading is not None and self._refusing is None:
             self._reading.over()
 
@@ -221,7 +221,7 @@ class RelayedSession(LocalContext):
     async def _refused(self, reading: Reading, error: Exception) -> None:
         try:
             await reading.refuse(error)
-        except Exception:
+        except Exception:  # a bug costs this session, as in `_take`
             logger.exception("a relayed session could not be refused", session=self._number)
             self.cancel()
 
@@ -240,7 +240,7 @@ class RelayedSession(LocalContext):
         except asyncio.CancelledError:
             status = ring_pb2.RelayedStatus(code=grpc.StatusCode.CANCELLED.value[0], message="cancelled")
             raise
-        except Exception:
+        except Exception:  # gRPC does the same for a call of its own: the worker gets UNKNOWN
             logger.exception("a relayed session ended unexpectedly", session=self._number)
         finally:
             self._stream.ended(self._number, status)
@@ -253,12 +253,8 @@ class RelayedSession(LocalContext):
                 raise self._surplus
             if self._requests_over:
                 return
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+            await self._news.wait()
+            self._news.clear()
 
 
 class RelayStream:
@@ -273,7 +269,7 @@ class RelayStream:
         self._newest = 0
         self._over = False
         self._failure: Exception | None = None
-        self._wake: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
 
     async def read(self, requests: AsyncIterator[ring_pb2.RelayRequest | Malformed]) -> None:
         """Take the relay's messages until it sends nothing more."""
@@ -290,7 +286,7 @@ class RelayStream:
             self._failure = Rejection("internal", "the relay's stream could not be read", hint="open another")
         finally:
             self._over = True
-            self._notify()
+            self._news.set()
 
     async def responses(self) -> AsyncIterator[bytes]:
         """Yield the messages for the relay until it has ended its side and its sessions are over.
@@ -304,8 +300,8 @@ class RelayStream:
                 raise self._failure
             if self._over and not self._sessions:
                 return
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
+            await self._news.wait()
+            self._news.clear()
 
     async def close(self) -> None:
         """End all sessions as broken streams."""
@@ -317,13 +313,13 @@ class RelayStream:
     def respond(self, session: int, response: bytes, tail: bytes = b"") -> None:
         """Send a serialized AttendResponse with whatever else is ready."""
         self.batch.respond(session, response, tail)
-        self._notify()
+        self._news.set()
 
     def ended(self, session: int, status: ring_pb2.RelayedStatus) -> None:
         """Report the end of a session."""
         self._sessions.pop(session, None)
         self.batch.end(session, status)
-        self._notify()
+        self._news.set()
 
     def _take(self, frame: ring_pb2.RelayFrame) -> None:
         part = frame.WhichOneof("part")
@@ -358,15 +354,11 @@ class RelayStream:
                 maximum=self._sessions_max,
             )
             self.batch.end(frame.session, _status_of(refusal))
-            self._notify()
+            self._news.set()
             return
         session = RelayedSession(self, frame.session, metadata_from_proto(frame.open.metadata))
         self._sessions[frame.session] = session
         session.start(self._attends)
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
 
 
 def _status_of(refusal: Rejection) -> ring_pb2.RelayedStatus:

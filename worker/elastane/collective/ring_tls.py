@@ -30,6 +30,9 @@ from elastane_common.errors import RefusedError
 #: but has no reason to ask for it; "off": its settings say no, or it cannot. None: of an older release.
 Offer = Literal["wanted", "possible", "off"]
 
+#: Raised by a connection, with TLS or without, that can do no more for now.
+BLOCKED: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
 _NAME: Final = "elastane worker"
 
 

@@ -34,6 +34,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from elastane.collective.ring_tls import BLOCKED
+
 _HEADER: Final = struct.Struct("<IIQ")
 HEADER_BYTES: Final = _HEADER.size
 MAGIC: Final = 0xE1A57C01
@@ -45,8 +47,6 @@ UNCLAIMED_BYTES_MAX: Final = 1 << 30
 _GROWTH_BYTES: Final = 1 << 18
 #: Bytes of a record of TLS: those of the first one that are sent together with the header.
 _RECORD_BYTES: Final = 1 << 14
-#: A connection can do no more for now.
-_BLOCKED: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _EVER: Final = select.EPOLLRDHUP
 _LEFT: Final = "this member has left the ring"
 
@@ -311,7 +311,7 @@ class SocketGroup:
                 if message.position == HEADER_BYTES + len(message.body):
                     outgoing.popleft()
                     message.is_done = True
-        except _BLOCKED:
+        except BLOCKED:
             if self._is_driven:
                 self._watch(link)
 
@@ -342,7 +342,7 @@ class SocketGroup:
                     self._ended(link)
                     return
                 link.moved += count
-        except _BLOCKED:
+        except BLOCKED:
             pass
         except ConnectionResetError:
             if not link.said_bye:

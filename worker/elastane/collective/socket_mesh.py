@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from elastane.collective.ring_tls import OwnTls, digest_of_peer
+from elastane.collective.ring_tls import BLOCKED, OwnTls, digest_of_peer
 from elastane_common.challenge import CallerChallenge, ChallengeFailedError, HostChallenge
 from elastane_common.tcp_options import prepare
 
@@ -38,8 +38,6 @@ STRANGER_SECONDS: Final = 10.0
 STRANGERS_MAX: Final = 256
 #: Ranks of the caller and of the member that it calls.
 _SUBJECT: Final = struct.Struct("<II")
-#: A connection can do no more for now.
-_BLOCKED: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class SocketMeshError(RuntimeError):
@@ -246,7 +244,7 @@ class SocketMesh:
                 self._send(opening)
             if events & selectors.EVENT_READ:
                 self._receive(opening)
-        except _BLOCKED:
+        except BLOCKED:
             pass
         except (OSError, ChallengeFailedError) as error:
             if opening.peer is not None:
@@ -262,7 +260,7 @@ class SocketMesh:
         challenge = opening.challenge
         assert challenge is not None
         if opening.unsent:
-            with suppress(*_BLOCKED):
+            with suppress(*BLOCKED):
                 opening.unsent = opening.unsent[opening.connection.send(opening.unsent) :]
         waits = selectors.EVENT_READ | (selectors.EVENT_WRITE if opening.unsent else 0)
         self._selector.modify(opening.connection, waits)

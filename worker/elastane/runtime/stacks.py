@@ -21,7 +21,7 @@ def all_stacks() -> str:
 
 def _by_py_spy() -> str:
     """Return py-spy's dump; "" if it is not installed or may not look at this process."""
-    # Of this environment first, whose programs need not be on the PATH.
+    # This environment's first: its programs need not be on the PATH.
     program = shutil.which(Path(sys.executable).with_name("py-spy")) or shutil.which("py-spy")
     if program is None:
         return ""

@@ -36,7 +36,7 @@ class WorkerStream:
     def __init__(self, answers_max: int = ANSWERS_MAX) -> None:
         self._answers_max = answers_max
         self._answers: deque[tuple[bytes, bytes]] = deque()
-        self._wake: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
         self.status: ring_pb2.RelayedStatus | None = None
 
     def respond(self, response: bytes, tail: bytes = b"") -> bool:
@@ -48,13 +48,13 @@ class WorkerStream:
             self.end(refusal(grpc.StatusCode.ABORTED, errors_pb2.ERROR_REASON_EVICTED, text, "connect again"))
             return False
         self._answers.append((response, tail))
-        self._notify()
+        self._news.set()
         return True
 
     def end(self, status: ring_pb2.RelayedStatus) -> None:
         if self.status is None:
             self.status = status
-            self._notify()
+            self._news.set()
 
     async def answers(self) -> AsyncIterator[bytes]:
         """Yield the answers in order; `status` is then set."""
@@ -63,12 +63,8 @@ class WorkerStream:
                 yield b"".join(self._answers.popleft())
             if self.status is not None:
                 return
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+            await self._news.wait()
+            self._news.clear()
 
 
 def refusal(

@@ -16,19 +16,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from elastane_agent.supervisor.first_checks import room_fault
 from elastane_agent.supervisor.guard import stop_store
+from elastane_agent.supervisor.port_file import wait_for_address
 from elastane_common.credentials import speak_plainly
 from elastane_common.errors import ElastaneError
 from elastane_common.processes.child import ChildProcess, ExitStatus
 
 _GUARD = Path(__file__).with_name("guard.py")
-#: Polling interval of the port file; the master's exit ends the wait at once.
-_LOOK_SECONDS = 0.01
 #: Prefix of the log line in which a master says why it exits.
 _VERDICT = "elastane master: "
 
@@ -164,14 +162,10 @@ class EmbeddedMaster:
             self._on_exit(status)
 
     def _wait_for_port(self, process: ChildProcess, port_file: Path) -> int:
-        deadline = time.monotonic() + self._start_timeout_seconds
-        while time.monotonic() < deadline:
-            with contextlib.suppress(FileNotFoundError):
-                if text := port_file.read_text().strip():
-                    return int(text.rpartition(":")[2])
-            # The file is polled; the end of the process ends the wait at once.
-            if process.wait(_LOOK_SECONDS) is not None:
-                raise self._start_fault(f"the embedded master ended while starting ({process.status})")
+        if address := wait_for_address(process, port_file, self._start_timeout_seconds):
+            return int(address.rpartition(":")[2])
+        if process.status is not None:
+            raise self._start_fault(f"the embedded master ended while starting ({process.status})")
         self._stopping = True
         process.kill_group()
         raise self._start_fault(

@@ -5,25 +5,23 @@ Workers get the relay's address before those of the masters: while it is away th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from elastane_agent.supervisor.budget import RestartBudget
-from elastane_common.credentials import read_credentials
+from elastane_agent.supervisor.port_file import wait_for_address
+from elastane_common.credentials import master_has_tls
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Output
 
 _BUDGET: Final = RestartBudget(restarts_max=20, delay_min_seconds=0.05)
 _START_SECONDS: Final = 20.0
-_LOOK_SECONDS: Final = 0.01
 
 
 class RelayKeeper:
@@ -49,22 +47,16 @@ class RelayKeeper:
 
         Returns the masters' alone, and says why, where workers are to connect directly.
         """
-        if read_credentials().tls_ca:
+        if master_has_tls():
             # Only the worker itself can check the master's certificate and show its own.
             self._say("no relay: the connections to the master use TLS, so workers connect directly", "info")
             return masters
         self._masters = masters
-        port_file = self._folder / "port"
         process = self._start()
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline:
-            with contextlib.suppress(FileNotFoundError):
-                if address := port_file.read_text().strip():
-                    self._address = address
-                    self._output.say(f"relay at {address}", event="relay_started", address=address)
-                    return f"{address},{masters}"
-            if process.wait(_LOOK_SECONDS) is not None:  # the file is polled; the process's end is not
-                break
+        if address := wait_for_address(process, self._folder / "port", _START_SECONDS):
+            self._address = address
+            self._output.say(f"relay at {address}", event="relay_started", address=address)
+            return f"{address},{masters}"
         self.stop()
         how = process.status or f"not ready within {_START_SECONDS:g} s"
         self._say(f"the relay did not start ({how}): workers connect directly", "warning")

@@ -7,6 +7,7 @@ are `PsServer`s in this process: `kill` ends one without a word.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +57,9 @@ RETURNED = {CODES[Verdict.RESTORED], CODES[Verdict.TOO_OLD]}
 
 
 class FakeMaster:
-    """copies: of each slot. url, seconds: of snapshots. faults: what servers could not go on with."""
+    """copies: of each slot. url, seconds: of snapshots. faults: what servers could not go on with. held_from:
+    the first task that no worker gets for now.
+    """
 
     def __init__(
         self, spec: ModelSpec, *, copies: int = 1, url: str = "", seconds: float = 0.0, **settings: Any
@@ -70,6 +73,7 @@ class FakeMaster:
         self.draining: set[str] = set()
         self.leases = 0
         self.done: set[int] = set()
+        self.held_from = sys.maxsize
         self.reopened: list[int] = []
         self.faults: list[BaseException] = []
         self.closed: list[ps_pb2.TasksClosed] = []
@@ -142,6 +146,25 @@ class FakeMaster:
 
         with self.changed:
             assert self.changed.wait_for(is_settled, WAIT_SECONDS), (self.map, self.faults)
+
+    @contextmanager
+    def holding(self, task: int) -> Iterator[None]:
+        """Keep tasks from this one on within the block, so that workers still train at its end."""
+        self.held_from = task
+        yield
+        with self.changed:
+            self.held_from = sys.maxsize
+            self.changed.notify_all()
+
+    def trained(self, tasks: int) -> None:
+        """Wait until as many tasks are done."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.done) >= tasks, WAIT_SECONDS), self.done
+
+    def leasing(self, task: int) -> None:
+        """Wait while the task is held."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: task < self.held_from, WAIT_SECONDS)
 
     def served(self) -> None:
         with self.changed:
@@ -434,11 +457,12 @@ class Worker:
         return _threads.submit(self.run, tasks)
 
     def run(self, tasks: Sequence[int]) -> None:
-        """Do tasks one after the other, as the master leases them; those opened again at the end."""
+        """Do tasks one after the other, as the master leases them; those opened again come first."""
         todo = list(tasks)
         while todo:
             task = todo.pop(0)
             with self.master.changed:
+                self.master.leasing(task)
                 self.master.served()
                 self.master.leases += 1
                 lease = self.master.leases
@@ -451,9 +475,10 @@ class Worker:
             with self.master.changed:
                 if lives == self.master.map.lives_sum:
                     self.master.done.add(task)
+                    self.master.changed.notify_all()
                 else:
                     todo.insert(0, task)
-                todo += [again for again in self.master.reopened if again not in todo]
+                todo[:0] = [again for again in self.master.reopened if again not in todo]
                 self.master.reopened.clear()
 
     def inspect(self) -> dict[int, Inspected]:

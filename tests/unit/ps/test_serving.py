@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from pathlib import Path
 
 import pytest
@@ -36,13 +35,14 @@ def test_the_number_of_processes_does_not_show(processes: int, copies: int) -> N
 @pytest.mark.parametrize("copies", [1, 2])
 def test_processes_that_join_and_drain_while_it_trains_do_not_show(copies: int) -> None:
     with cluster(SPEC, 1, copies=copies) as (master, worker):
-        trained = worker.start(range(TASKS))
-        for number in (1, 2):
-            time.sleep(0.05)
-            master.add(f"ps-{number}")
-        master.settled()
-        master.draining.add("ps-0")
-        master.settled()
+        with master.holding(TASKS - 1):
+            trained = worker.start(range(TASKS))
+            for number in (1, 2):
+                master.trained(2 * number)
+                master.add(f"ps-{number}")
+            master.settled()
+            master.draining.add("ps-0")
+            master.settled()
         assert not master.map.held_by("ps-0")
         trained.result()
         assert worker.digests() == serial()
@@ -52,9 +52,10 @@ def test_processes_that_join_and_drain_while_it_trains_do_not_show(copies: int) 
 @pytest.mark.parametrize("victim", ["ps-0", "ps-1", "ps-2"])
 def test_a_death_with_backups_does_not_show(victim: str) -> None:
     with cluster(SPEC, 3, copies=2) as (master, worker):
-        trained = worker.start(range(TASKS))
-        time.sleep(0.1)
-        master.kill(victim)
+        with master.holding(TASKS - 1):
+            trained = worker.start(range(TASKS))
+            master.trained(TASKS // 3)
+            master.kill(victim)
         trained.result()
         assert worker.digests() == serial()
         assert not any(place.life for place in master.map.places)
@@ -62,10 +63,11 @@ def test_a_death_with_backups_does_not_show(victim: str) -> None:
 
 def test_deaths_without_backups_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
     with cluster(SPEC, 3, url=str(tmp_path), seconds=0.2) as (master, worker):
-        trained = worker.start(range(60))
-        for victim in ("ps-1", "ps-2"):
-            time.sleep(1.0)
-            master.kill(victim)
+        with master.holding(59):
+            trained = worker.start(range(60))
+            for victim, tasks in (("ps-1", 20), ("ps-2", 40)):
+                master.trained(tasks)
+                master.kill(victim)
         master.add("ps-3")
         trained.result()
         assert worker.applied() == [set(range(60))] * SPEC.slots

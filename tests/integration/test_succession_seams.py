@@ -310,6 +310,21 @@ async def test_a_store_whose_clock_is_set_back_does_not_make_a_lease_longer(stor
             await waits.released(0.05)
 
 
+async def test_a_dead_masters_last_requests_do_not_take_the_lease_from_its_successor(store: Store) -> None:
+    """The kernel delivers what a process has sent also after its death, at the end of an outage."""
+    place = "boot/1/a:1"
+    dead = LeaderLease(store.redis, LeaseCandidate("a:1", "a:7", place, started_at=100.0), LONG_LEASE_SECONDS)
+    restarted = LeaderLease(
+        store.redis, LeaseCandidate("a:1", "a:8", place, started_at=101.5), LONG_LEASE_SECONDS
+    )
+    assert (await dead.acquire()).token == 1
+    assert (await restarted.acquire()).token == 2, "it need not wait for the expiry"
+    late = await dead.acquire()
+    assert (late.token, late.master) == (0, "a:8")
+    await dead.release()
+    assert (await restarted.acquire()).token == 2
+
+
 async def test_clocks_that_are_set_back_an_hour_in_a_takeover_put_no_deadline_off(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,7 +103,7 @@ class MasterModel:
         self.follows_a_sync = False
         self.streams: list[Stream] = []
         self._calls: list[Callable[[Ended | None, Any], None]] = []
-        self.candidate = LeaseCandidate(address, name, address, id=name)
+        self.candidate = LeaseCandidate(address, name, address, id=name, started_at=world.now)
         self._server, self._takeovers, self._closings = server, takeovers, closings
         self.is_calm: Callable[[], bool] = lambda: True
         self.takes_over: Callable[[], None] = lambda: None

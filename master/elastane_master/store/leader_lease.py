@@ -12,6 +12,7 @@ that lost its lease without noticing cannot write.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +27,11 @@ TERM_KEY = _PREFIX + "term"
 RELEASED_KEY = _PREFIX + "released"
 
 _ACQUIRE = """
--- KEYS: lease, term, released. ARGV: 1 id, 2 place, 3 address, 4 master, 5 milliseconds
+-- KEYS: lease, term, released. ARGV: 1 id, 2 place, 3 address, 4 master, 5 milliseconds, 6 started at
 -- Returns {1, token} when the lease is the caller's now, else {0, address, master, milliseconds left}.
-local holder = redis.call('HMGET', KEYS[1], 'id', 'place', 'address', 'master', 'milliseconds')
-if holder[1] and holder[1] ~= ARGV[1] and (ARGV[2] == '' or holder[2] ~= ARGV[2]) then
+local holder = redis.call('HMGET', KEYS[1], 'id', 'place', 'address', 'master', 'milliseconds', 'started_at')
+local succeeds = ARGV[2] ~= '' and holder[2] == ARGV[2] and tonumber(ARGV[6]) >= tonumber(holder[6] or '0')
+if holder[1] and holder[1] ~= ARGV[1] and not succeeds then
   local left, whole = redis.call('PTTL', KEYS[1]), tonumber(holder[5] or ARGV[5])
   if left < 0 or left > whole then -- the clock was set back: a holder that is gone would lead for that long
     redis.call('PEXPIRE', KEYS[1], whole)
@@ -44,7 +46,7 @@ if term[2] ~= ARGV[1] then
   redis.call('HSET', KEYS[2], 'token', token, 'id', ARGV[1])
 end
 redis.call('HSET', KEYS[1], 'id', ARGV[1], 'place', ARGV[2], 'address', ARGV[3], 'master', ARGV[4],
-  'milliseconds', ARGV[5])
+  'milliseconds', ARGV[5], 'started_at', ARGV[6])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('DEL', KEYS[3])
 return {1, token}
@@ -60,6 +62,9 @@ end
 return 1
 """
 
+#: Runs on while the machine is suspended; systems without it have no boot id either (`place_of`).
+_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 _KEYS = (LEASE_KEY, TERM_KEY, RELEASED_KEY)
 _FAULTS = (RedisError, OSError, TimeoutError)
 
@@ -68,13 +73,15 @@ _FAULTS = (RedisError, OSError, TimeoutError)
 class LeaseCandidate:
     """A master that asks for the lease. address: as reached by clients.
 
-    place: see `place_of`; empty: unknown.
+    place: see `place_of`; empty: unknown. started_at: seconds since this machine's boot; comparable between
+    processes of one place.
     """
 
     address: str
     master: str
     place: str = ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    started_at: float = field(default_factory=lambda: time.clock_gettime(_SINCE_BOOT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,7 @@ class LeaderLease:
             who.address,
             who.master,
             round(self.lease_seconds * 1000),
+            f"{who.started_at:.3f}",
         ]
         try:
             # A store that swallows requests must not keep the holder from noticing that its lease runs out.

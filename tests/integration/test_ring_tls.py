@@ -18,11 +18,11 @@ import torch
 from compared_runs import compare_runs
 from elastane.collective import cpu_group
 from elastane.collective.rendezvous import MemberStore, RendezvousStore
-from elastane.collective.ring_tls import Offer
 from elastane.collective.transport import RingTransport
 from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_cli.rehearse.cluster import LocalCluster
 from elastane_cli.rehearse.stock_run import run_stock_ddp
+from elastane_common.process_tls import Offer
 from elastane_proto.v1 import job_pb2
 from integration.ring_threads import WAIT_SECONDS, canonical_allreduce, in_threads
 from integration.security_support import Certificates

@@ -50,7 +50,7 @@ def _build(seed: int | None, *, distributed_calls: bool) -> Job:
         if mode == "elastic":
             say_where(lambda: {"job": environment.job, "worker": environment.worker_id})
             from elastane.collective import warming
-            from elastane.collective.ring_tls import offer_of
+            from elastane_common.process_tls import offer_of
 
             offer = offer_of(environment.ring_tls, master_has_tls())
             forks.keep_parents_objects()

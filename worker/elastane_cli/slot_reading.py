@@ -8,6 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack
 from typing import Final
 
+from elastane.runtime.environment import WorkerEnvironment
 from elastane.slots.connection import PsConnection
 from elastane.slots.frames import Inspect, Inspected, SlotFrameError
 from elastane_cli.slot_audit import (
@@ -20,6 +21,7 @@ from elastane_cli.slot_audit import (
     decode_record,
 )
 from elastane_common.client import MasterClient
+from elastane_common.credentials import master_has_tls
 from elastane_common.errors import ElastaneError
 from elastane_proto.v1 import shard_pb2
 
@@ -60,6 +62,7 @@ def read_slots(
 
     Raises SlotAuditError for a slot that is not served within the time.
     """
+    encrypted = WorkerEnvironment().ring_tls and master_has_tls()
     found: dict[int, SlotContent] = {}
     lives: dict[int, int] = {}
     deadline = time.monotonic() + timeout_seconds
@@ -80,7 +83,7 @@ def read_slots(
                     continue
                 try:
                     if place.owner not in connections:
-                        opened = PsConnection(process.address, process.secret)
+                        opened = PsConnection(process.address, process.secret, encrypted=encrypted)
                         stack.callback(opened.close)
                         connections[place.owner] = opened
                     reply = connections[place.owner].send(Inspect(slot)).result(timeout_seconds)

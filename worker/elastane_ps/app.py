@@ -28,6 +28,7 @@ from elastane.tables.snapshots import OtherModelError
 from elastane.tables.spec import ModelSpec
 from elastane.tables.spec_proto import from_proto
 from elastane_common.errors import ElastaneError
+from elastane_common.process_tls import Offer
 from elastane_proto.rendezvous import group_secret
 from elastane_proto.v1 import ps_pb2
 from elastane_ps.copying import Receiving, Sending
@@ -74,7 +75,8 @@ class PsServer:
     """A parameter server without its session with the master, which passes messages in. Thread-safe.
 
     host: address to listen at. key: of this process; its secret for the job is derived from it. process: a
-    unique name, never reused. fault: called once when the process must end. room: memory for new rows.
+    unique name, never reused. fault: called once when the process must end. room: memory for new rows. tls:
+    whether it wants, or can take, encrypted connections.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class PsServer:
         fault: Callable[[BaseException], None],
         process: str,
         room: Room | None = None,
+        tls: Offer = "off",
     ) -> None:
         self.ps_id = ps_id
         self.holdings = Holdings(ps_id)
@@ -99,7 +102,7 @@ class PsServer:
         self._limits = Settings()
         self._saving: Saving | None = None
         self._journal: Journal | None = None
-        self._links = Links(self._address_of, self._link_broken)
+        self._links = Links(self._address_of, self._link_broken, encrypted=tls == "wanted")
         self._sending = Sending(self.holdings, self._links, self._copied, self._copy_broken)
         self._receiving = Receiving(self.holdings, self._copied)
         self._replication = Replication(self.holdings)
@@ -123,6 +126,7 @@ class PsServer:
             receiving=self._receiving,
             figures=self.figures,
             fault=self._at_fault,
+            tls=tls,
         )
         self.address = self._port.address
 

@@ -40,10 +40,18 @@ class _Item:
 
 
 class PeerLink:
-    """A link to one process. broken: called once, with the error."""
+    """A link to one process. broken: called once, with the error. encrypted: whether it is TLS."""
 
-    def __init__(self, ps_id: str, address: Address, broken: Callable[[PeerLink, Exception], None]) -> None:
+    def __init__(
+        self,
+        ps_id: str,
+        address: Address,
+        broken: Callable[[PeerLink, Exception], None],
+        *,
+        encrypted: bool = False,
+    ) -> None:
         self.ps_id = ps_id
+        self._encrypted = encrypted
         #: Held by the copy in progress, so that a frozen slot does not wait for the data of other slots.
         self.turn = threading.Lock()
         self._address, self._broken = address, broken
@@ -87,7 +95,7 @@ class PeerLink:
             told = self._address(self.ps_id)
             if told is None:
                 raise SlotFrameError(f"the map does not say where {self.ps_id} is")
-            connection = PsConnection(*told, broken=self._fail)
+            connection = PsConnection(*told, encrypted=self._encrypted, broken=self._fail)
         except (OSError, ValueError, ElastaneError) as error:
             self._fail(error)
             return
@@ -145,10 +153,15 @@ class PeerLink:
 
 
 class Links:
-    """Links by process. Thread-safe. broken: called with a broken link and the error."""
+    """Links by process. Thread-safe. broken: called with a broken link and the error.
 
-    def __init__(self, address: Address, broken: Callable[[PeerLink, Exception], None]) -> None:
-        self._address, self._broken = address, broken
+    encrypted: all are TLS.
+    """
+
+    def __init__(
+        self, address: Address, broken: Callable[[PeerLink, Exception], None], *, encrypted: bool = False
+    ) -> None:
+        self._address, self._broken, self._encrypted = address, broken, encrypted
         self._lock = threading.Lock()
         self._links: dict[str, PeerLink] = {}
 
@@ -157,7 +170,9 @@ class Links:
         with self._lock:
             link = self._links.get(ps_id)
             if link is None or (anew and link.error is not None):
-                link = self._links[ps_id] = PeerLink(ps_id, self._address, self._broken)
+                link = self._links[ps_id] = PeerLink(
+                    ps_id, self._address, self._broken, encrypted=self._encrypted
+                )
             return link
 
     def close(self) -> None:

@@ -26,7 +26,9 @@ import torch
 
 from elastane.runtime.process_identity import ProcessIdentity
 from elastane_common import logs
+from elastane_common.credentials import master_has_tls
 from elastane_common.errors import EXIT_SCRIPT_RAISED, ElastaneError
+from elastane_common.process_tls import offer_of
 from elastane_proto import rendezvous, versions
 from elastane_proto.v1 import ps_pb2
 from elastane_ps.app import PsServer
@@ -64,6 +66,7 @@ class PsProcess:
             fault=self._fault,
             process=self._identity.name.hex(),
             room=Room(environment.ps_memory_bytes),
+            tls=offer_of(environment.ring_tls, master_has_tls()),
         )
         self._session = PsSession(
             environment.master,

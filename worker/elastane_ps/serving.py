@@ -22,9 +22,11 @@ import structlog
 from elastane.slots import frames
 from elastane.slots.frames import CopyBegin, CopyEnd, CopyPart, Error, Header, SlotFrameError
 from elastane.slots.handshake import admit
+from elastane.slots.tls_stream import Stream, TlsStream
 from elastane.slots.wire import Piece, read_header, read_into, read_prefix, write_frame
 from elastane_common.errors import ElastaneError
 from elastane_common.own_port import listen
+from elastane_common.process_tls import Offer, own_tls
 from elastane_common.tcp_options import prepare
 from elastane_ps.copying import Receiving
 from elastane_ps.figures import Figures
@@ -48,7 +50,8 @@ _REFUSED_SECONDS: Final = 1.0
 class DataPort:
     """Listens on a free port of `host`.
 
-    secret: of this process for its job. fault: called when the process must end.
+    secret: of this process for its job. fault: called when the process must end. tls: whether this process
+    wants, or can take, encrypted connections; their callers decide. Raises OSError, RefusedError.
     """
 
     def __init__(
@@ -62,8 +65,11 @@ class DataPort:
         figures: Figures,
         fault: Callable[[BaseException], None],
         staging: Staging | None = None,
+        tls: Offer = "off",
     ) -> None:
         self.secret = secret
+        self._tls, self._own_tls = tls, own_tls() if tls != "off" else None
+        self._warned = False
         self._requests, self._replication, self._receiving = requests, replication, receiving
         self._figures, self._fault = figures, fault
         self._staging = staging or Staging()
@@ -111,25 +117,37 @@ class DataPort:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        answers = _Answers(connection, self._figures)
+        answers: _Answers | None = None
         try:
             with connection:
                 try:
                     prepare(connection)
-                    admit(connection, self.secret)
+                    stream = admit(connection, self.secret, self._own_tls)
                 finally:
                     with self._lock:
                         self._strangers -= 1
-                self._listen_to(connection, answers)
+                self._warn(stream)
+                answers = _Answers(stream, self._figures)
+                self._listen_to(stream, answers)
         except (OSError, ElastaneError, ShardsError) as error:
             if not self._closing:
                 _log.debug("a connection to the data port ended", error=str(error))
         finally:
-            answers.close()
+            if answers is not None:
+                answers.close()
             with self._lock:
                 self._connections.discard(connection)
 
-    def _listen_to(self, connection: socket.socket, answers: _Answers) -> None:
+    def _warn(self, stream: Stream) -> None:
+        """Say once that a caller is in clear although this process's connection to the master is not."""
+        if self._tls == "wanted" and not isinstance(stream, TlsStream) and not self._warned:
+            self._warned = True
+            _log.warning(
+                "connections to this parameter server are not encrypted, although that to the master is",
+                hint="a caller has ELASTANE_RING_TLS=0, or reaches the master without TLS",
+            )
+
+    def _listen_to(self, connection: Stream, answers: _Answers) -> None:
         while (prefix := read_prefix(connection)) is not None:
             began = time.monotonic()
             number = prefix.number
@@ -182,7 +200,7 @@ class DataPort:
 class _Answers:
     """Sends the answers of one connection, in the order of its requests."""
 
-    def __init__(self, connection: socket.socket, figures: Figures) -> None:
+    def __init__(self, connection: Stream, figures: Figures) -> None:
         self._connection, self._figures = connection, figures
         self._sending = threading.Lock()
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -247,6 +265,6 @@ class _Answers:
                 later()
 
 
-def _wait_at_most(connection: socket.socket, seconds: int) -> None:
+def _wait_at_most(connection: Stream, seconds: int) -> None:
     """Limit how long a receive waits for bytes; 0: no limit."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 0))

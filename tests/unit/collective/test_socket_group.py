@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from elastane.collective import socket_group
-from elastane.collective.ring_tls import own_tls
 from elastane.collective.socket_group import BYE_TAG, MAGIC, SocketGroup, SocketGroupError
+from elastane_common.process_tls import own_tls
 
 WAIT_SECONDS = 30.0
 #: More than the kernel's buffers of a connection hold.

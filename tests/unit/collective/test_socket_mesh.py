@@ -17,9 +17,8 @@ from contextlib import suppress
 import pytest
 import torch
 
-from elastane.collective import own_address, ring_tls, socket_mesh
+from elastane.collective import own_address, socket_mesh
 from elastane.collective.rendezvous import listen
-from elastane.collective.ring_tls import OwnTls, digest_of_peer, is_encrypted, offer_of, own_tls
 from elastane.collective.socket_group import SocketGroup
 from elastane.collective.socket_mesh import (
     GREETING,
@@ -28,8 +27,10 @@ from elastane.collective.socket_mesh import (
     SocketMesh,
     SocketMeshError,
 )
+from elastane_common import process_tls
 from elastane_common.challenge import NONCE_BYTES, PROOF_BYTES, CallerChallenge
 from elastane_common.errors import RefusedError
+from elastane_common.process_tls import OwnTls, digest_of_peer, is_encrypted, offer_of, own_tls
 
 WAIT_SECONDS = 30.0
 SECRET = b"s" * 32
@@ -238,7 +239,7 @@ def test_an_impostor_at_a_members_address_is_found_out():
 
 def _another_process_s() -> OwnTls:
     """What `own_tls` returns in another process."""
-    return ring_tls._made.__wrapped__(0)
+    return process_tls._made.__wrapped__(0)
 
 
 class Between(threading.Thread):
@@ -373,7 +374,7 @@ def test_what_a_worker_offers(monkeypatch):
     assert offer_of(True, True) == "wanted"
     assert offer_of(True, False) == "possible"
     assert offer_of(False, True) == offer_of(False, False) == "off"
-    monkeypatch.setattr(ring_tls.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(process_tls.importlib.util, "find_spec", lambda name: None)
     assert offer_of(True, False) == offer_of(False, True) == "off"
     with pytest.raises(RefusedError, match="cryptography is missing") as refused:
         offer_of(True, True)

@@ -57,13 +57,21 @@ RETURNED = {CODES[Verdict.RESTORED], CODES[Verdict.TOO_OLD]}
 
 
 class FakeMaster:
-    """copies: of each slot. url, seconds: of snapshots. faults: what servers could not go on with. held_from:
-    the first task that no worker gets for now.
+    """copies: of each slot. url, seconds: of snapshots. encrypted: servers and workers use TLS. faults: what
+    servers could not go on with. held_from: the first task that no worker gets for now.
     """
 
     def __init__(
-        self, spec: ModelSpec, *, copies: int = 1, url: str = "", seconds: float = 0.0, **settings: Any
+        self,
+        spec: ModelSpec,
+        *,
+        copies: int = 1,
+        url: str = "",
+        seconds: float = 0.0,
+        encrypted: bool = False,
+        **settings: Any,
     ) -> None:
+        self.encrypted = encrypted
         self.spec, self.copies = spec, copies
         self.settings = ps_pb2.PsSettings(snapshot_url=url, snapshot_seconds=seconds, **settings)
         self.map = SlotMap.empty(spec.slots)
@@ -97,6 +105,7 @@ class FakeMaster:
             tell=lambda **message: self._told.put((ps_id, message)),
             fault=self.faults.append,
             process=f"{ps_id}-{time.monotonic_ns()}",
+            tls="wanted" if self.encrypted else "off",
         )
         with self.changed:
             self.servers[ps_id] = server
@@ -278,7 +287,9 @@ class Worker:
         ):
             if connection is not None:
                 connection.close()
-            connection = self._connections[ps_id] = PsConnection(*self.addresses[ps_id])
+            connection = self._connections[ps_id] = PsConnection(
+                *self.addresses[ps_id], encrypted=self.master.encrypted
+            )
         return connection
 
     def by_owner(self, slots: Sequence[int]) -> dict[str, list[int]]:

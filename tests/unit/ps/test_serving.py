@@ -32,9 +32,9 @@ def test_the_number_of_processes_does_not_show(processes: int, copies: int) -> N
         assert worker.applied() == [set(range(TASKS))] * SPEC.slots
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-def test_processes_that_join_and_drain_while_it_trains_do_not_show(copies: int) -> None:
-    with cluster(SPEC, 1, copies=copies) as (master, worker):
+@pytest.mark.parametrize(("copies", "encrypted"), [(1, False), (2, False), (2, True)])
+def test_processes_that_join_and_drain_while_it_trains_do_not_show(copies: int, encrypted: bool) -> None:
+    with cluster(SPEC, 1, copies=copies, encrypted=encrypted) as (master, worker):
         with master.holding(TASKS - 1):
             trained = worker.start(range(TASKS))
             for number in (1, 2):

@@ -1,4 +1,4 @@
-"""A connection to a parameter server, with a server of a few lines at the other end."""
+"""A connection to a parameter server, in clear and with TLS; the server at the other end has a few lines."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ import pytest
 from elastane.slots.connection import PsConnection
 from elastane.slots.frames import CopyDone, Error, Header, Inspect, Inspected, SlotFrameError
 from elastane.slots.handshake import PsHandshakeError, admit
+from elastane.slots.tls_stream import Stream
 from elastane.slots.wire import pad, read_header, read_into, read_prefix, write_frame
 from elastane_common.errors import ElastaneError
+from elastane_common.process_tls import own_tls
 
 SECRET = b"s" * 32
-Serve = Callable[[socket.socket], None]
+Serve = Callable[[Stream], None]
+
+
+@pytest.fixture(autouse=True, params=["clear", "tls"])
+def encrypted(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "tls")
 
 
 @contextmanager
@@ -29,8 +36,7 @@ def server(serve: Serve, secret: bytes = SECRET) -> Iterator[str]:
             while True:
                 connection, _ = listener.accept()
                 with connection, suppress(OSError, ElastaneError):
-                    admit(connection, secret)
-                    serve(connection)
+                    serve(admit(connection, secret, own_tls()))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -42,7 +48,7 @@ def server(serve: Serve, secret: bytes = SECRET) -> Iterator[str]:
         thread.join()
 
 
-def asked(connection: socket.socket) -> tuple[int, Header, bytes] | None:
+def asked(connection: Stream) -> tuple[int, Header, bytes] | None:
     prefix = read_prefix(connection)
     if prefix is None:
         return None
@@ -52,8 +58,8 @@ def asked(connection: socket.socket) -> tuple[int, Header, bytes] | None:
     return prefix.number, header, bytes(body)
 
 
-def test_answers_come_in_any_order_and_bodies_go_where_they_belong() -> None:
-    def backwards(connection: socket.socket) -> None:
+def test_answers_come_in_any_order_and_bodies_go_where_they_belong(encrypted: bool) -> None:
+    def backwards(connection: Stream) -> None:
         said = [asked(connection) for _ in range(3)]
         for entry in reversed(said):
             assert entry is not None
@@ -63,7 +69,7 @@ def test_answers_come_in_any_order_and_bodies_go_where_they_belong() -> None:
         asked(connection)
 
     with server(backwards) as address:
-        connection = PsConnection(address, SECRET)
+        connection = PsConnection(address, SECRET, encrypted=encrypted)
         places = [memoryview(bytearray(size)) for size in (64, 128, 2**20)]
         futures = [
             connection.send(
@@ -77,15 +83,15 @@ def test_answers_come_in_any_order_and_bodies_go_where_they_belong() -> None:
         connection.close()
 
 
-def test_whoever_does_not_know_the_secret_gets_nowhere() -> None:
+def test_whoever_does_not_know_the_secret_gets_nowhere(encrypted: bool) -> None:
     heard = []
     with server(lambda connection: heard.append(1)) as address, pytest.raises(PsHandshakeError):
-        PsConnection(address, b"x" * 32)
+        PsConnection(address, b"x" * 32, encrypted=encrypted)
     assert not heard
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9])
-def test_another_program_at_the_port_is_told_from_a_parameter_server(said: bytes) -> None:
+def test_another_program_at_the_port_is_told_from_a_parameter_server(encrypted: bool, said: bytes) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 
     def other() -> None:
@@ -97,14 +103,14 @@ def test_another_program_at_the_port_is_told_from_a_parameter_server(said: bytes
     thread = threading.Thread(target=other)
     thread.start()
     with pytest.raises((PsHandshakeError, OSError)):
-        PsConnection(f"127.0.0.1:{listener.getsockname()[1]}", SECRET)
+        PsConnection(f"127.0.0.1:{listener.getsockname()[1]}", SECRET, encrypted=encrypted)
     thread.join()
     listener.close()
 
 
 @pytest.mark.parametrize("cut", [0, 10, 40, 60])
-def test_what_is_in_flight_fails_when_the_connection_breaks(cut: int) -> None:
-    def breaks(connection: socket.socket) -> None:
+def test_what_is_in_flight_fails_when_the_connection_breaks(encrypted: bool, cut: int) -> None:
+    def breaks(connection: Stream) -> None:
         said = asked(connection)
         assert said is not None
         here, there = socket.socketpair()
@@ -113,7 +119,7 @@ def test_what_is_in_flight_fails_when_the_connection_breaks(cut: int) -> None:
 
     ended: list[Exception] = []
     with server(breaks) as address:
-        connection = PsConnection(address, SECRET, broken=ended.append)
+        connection = PsConnection(address, SECRET, encrypted=encrypted, broken=ended.append)
         future = connection.send(Inspect(1))
         with pytest.raises(SlotFrameError):
             future.result(5)
@@ -126,20 +132,20 @@ def test_what_is_in_flight_fails_when_the_connection_breaks(cut: int) -> None:
         assert len(ended) == 1 and connection.error is ended[0]
 
 
-def test_an_error_says_what_was_wrong() -> None:
-    def refuses(connection: socket.socket) -> None:
+def test_an_error_says_what_was_wrong(encrypted: bool) -> None:
+    def refuses(connection: Stream) -> None:
         said = asked(connection)
         assert said is not None
         write_frame(connection, Error("ELA486", "a frame of three heads"), said[0])
 
     with server(refuses) as address:
-        connection = PsConnection(address, SECRET)
+        connection = PsConnection(address, SECRET, encrypted=encrypted)
         with pytest.raises(SlotFrameError, match="three heads"):
             connection.send(Inspect(1)).result(5)
 
 
-def test_a_body_that_is_not_expected_breaks_the_connection() -> None:
-    def answers(connection: socket.socket) -> None:
+def test_a_body_that_is_not_expected_breaks_the_connection(encrypted: bool) -> None:
+    def answers(connection: Stream) -> None:
         said = asked(connection)
         assert said is not None
         write_frame(connection, CopyDone(1, 1, 1), said[0], [bytes(128)])
@@ -150,16 +156,16 @@ def test_a_body_that_is_not_expected_breaks_the_connection() -> None:
 
     for into in (lambda h, n: [memoryview(bytearray(64))], raises):
         with server(answers) as address:
-            connection = PsConnection(address, SECRET)
+            connection = PsConnection(address, SECRET, encrypted=encrypted)
             with pytest.raises(SlotFrameError):
                 connection.send(Inspect(1), (), into).result(5)
             connection.close()
 
 
-def test_closing_fails_what_is_in_flight_and_calls_nobody() -> None:
+def test_closing_fails_what_is_in_flight_and_calls_nobody(encrypted: bool) -> None:
     ended: list[Exception] = []
     with server(lambda connection: (asked(connection), asked(connection), None)[2]) as address:
-        connection = PsConnection(address, SECRET, broken=ended.append)
+        connection = PsConnection(address, SECRET, encrypted=encrypted, broken=ended.append)
         future = connection.send(Inspect(1))
         connection.close()
         with pytest.raises(SlotFrameError):

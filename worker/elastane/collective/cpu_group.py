@@ -7,8 +7,9 @@ Each member announces in the rendezvous store where it listens, or that it wants
 does not change, so all reach the same answer. A member of a release without sockets announces nothing, but
 writes gloo's first key to the store at once; the others look for it when an announcement is late.
 
-Beside it each announces whether it wants or can do TLS (`ring_tls`); a member of a release without it
-announces nothing. A ring whose members cannot all do it is not encrypted, and those who want it say so.
+Beside it each announces whether it wants or can do TLS (`elastane_common.process_tls`); a member of a release
+without it announces nothing. A ring whose members cannot all do it is not encrypted, and those who want it
+say so.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from elastane.collective import gloo
 from elastane.collective.gloo import GlooGroup, gloo_group
 from elastane.collective.own_address import own_address
 from elastane.collective.rendezvous import listen
-from elastane.collective.ring_tls import Offer, OwnTls, is_encrypted, own_tls
 from elastane.collective.socket_group import SocketGroup
 from elastane.collective.socket_mesh import Interrupt, SocketMesh, SocketMeshError
+from elastane_common.process_tls import Offer, OwnTls, is_encrypted, own_tls
 
 #: Transport of the messages.
 Messages = Literal["sockets", "gloo"]

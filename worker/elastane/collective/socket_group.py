@@ -34,7 +34,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from elastane.collective.ring_tls import BLOCKED
+from elastane_common.process_tls import BLOCKED
 
 _HEADER: Final = struct.Struct("<IIQ")
 HEADER_BYTES: Final = _HEADER.size

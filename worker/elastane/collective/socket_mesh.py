@@ -9,7 +9,8 @@ A stranger gets 32 random bytes, can send no more than a challenge's messages, i
 seconds, and holds up nobody: one loop serves all connections, and none of them blocks it.
 
 With TLS the challenge takes place inside, and its proofs cover the certificate of the member that was called:
-a connection that somebody has come between fails (`ring_tls`). A stranger then gets a handshake as well.
+a connection that somebody has come between fails (`elastane_common.process_tls`). A stranger then gets a
+handshake as well.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from elastane.collective.ring_tls import BLOCKED, OwnTls, digest_of_peer
 from elastane_common.challenge import CallerChallenge, ChallengeFailedError, HostChallenge
+from elastane_common.process_tls import BLOCKED, OwnTls, binding_of, digest_of_peer
 from elastane_common.tcp_options import prepare
 
 GREETING: Final = b"elastane ring 1\n"
@@ -198,7 +199,7 @@ class SocketMesh:
             self._selector.modify(connection, selectors.EVENT_READ)
             raise
         certified = self.tls.digest if opening.peer is None else digest_of_peer(connection)
-        self._challenge(opening, b"\0tls\0" + certified)
+        self._challenge(opening, binding_of(certified))
 
     def _challenge(self, opening: _Opening, binding: bytes) -> None:
         """Begin the challenge. binding: what its proofs cover beside the group and its two members."""

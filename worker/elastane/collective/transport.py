@@ -26,11 +26,11 @@ from elastane.collective.gloo import GlooGroup
 from elastane.collective.nccl import NcclGroup, nccl_group
 from elastane.collective.rendezvous import MemberStore
 from elastane.collective.ring_errors import RingAborted, RingBroken, RingError
-from elastane.collective.ring_tls import Offer
 from elastane.collective.shared_members import SharedMembers, agree
 from elastane.collective.socket_group import SocketGroup
 from elastane.collective.socket_mesh import Interrupt
 from elastane_common.errors import RefusedError
+from elastane_common.process_tls import Offer
 
 #: Time limit of a message, after which the ring counts as broken.
 TIMEOUT_SECONDS: Final = 600.0
@@ -137,8 +137,8 @@ class RingTransport:
         used for no other group; secret: of this prefix at that store. device: of the messages' tensors, of
         the same type at all members. shared_memory: this member lets the others read its memory if they are
         on its machine. messages: what carries them between CPUs; gloo if one member asks for it. tls: whether
-        this member wants or can encrypt those over sockets (`ring_tls.offer_of`). Raises RingAborted as soon
-        as `cancel` is set, RingBroken if the store or a peer is unreachable or does not come within the
+        this member wants or can encrypt those over sockets (`process_tls.offer_of`). Raises RingAborted as
+        soon as `cancel` is set, RingBroken if the store or a peer is unreachable or does not come within the
         timeout.
         """
         if cancel.is_set():

@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import Future
 
 from elastane.collective.cpu_group import warm_up
-from elastane.collective.ring_tls import own_tls
+from elastane_common.process_tls import own_tls
 
 _lock = threading.Lock()
 _warmed: Future[None] | None = None

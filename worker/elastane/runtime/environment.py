@@ -118,8 +118,8 @@ class WorkerEnvironment(BaseSettings):
     )
     ring_tls: bool = Field(
         default=True,
-        description="encrypt the connections between the workers of a ring if that to the master is; not "
-        "encrypted if one worker of the ring has this off",
+        description="encrypt the connections between the workers of a ring, and to parameter servers, if "
+        "that to the master is; a ring is not encrypted if one of its workers has this off",
     )
     apply_ahead: bool = Field(
         default=True,

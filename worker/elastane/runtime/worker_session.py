@@ -19,7 +19,6 @@ import torch
 from elastane.collective import warming
 from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.ring_errors import RingAborted
-from elastane.collective.ring_tls import offer_of
 from elastane.collective.transport import Forming, RingTransport
 from elastane.runtime.capturing import Captures
 from elastane.runtime.change_spans import ChangeSpans
@@ -34,6 +33,7 @@ from elastane_common import logs
 from elastane_common.credentials import master_has_tls
 from elastane_common.errors import ElastaneError
 from elastane_common.observe.figures import WorkerFigures
+from elastane_common.process_tls import offer_of
 from elastane_proto import rendezvous, tracing, versions
 from elastane_proto.v1 import ring_pb2
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from elastane.slots.frames import Error, Header, PsMemoryError, SlotFrameError
-from elastane.slots.handshake import HANDSHAKE_SECONDS, greet
+from elastane.slots.handshake import greet
+from elastane.slots.tls_stream import Stream
 from elastane.slots.wire import Piece, read_header, read_into, read_prefix, write_frame
 from elastane_common.errors import ElastaneError
 from elastane_common.tcp_options import prepare
@@ -45,16 +46,21 @@ def anywhere(header: Header, size: int) -> Sequence[memoryview]:
 class PsConnection:
     """A connection. address: "host:port". secret: the server's, from the map.
 
-    broken: called once, from a separate thread, when the connection ends other than by `close`. Raises
-    PsHandshakeError, OSError.
+    encrypted: whether it is TLS. broken: called once, from a separate thread, when the connection ends other
+    than by `close`. Raises PsHandshakeError, OSError, and RefusedError if the server does not encrypt.
     """
 
     def __init__(
-        self, address: str, secret: bytes, *, broken: Callable[[Exception], None] | None = None
+        self,
+        address: str,
+        secret: bytes,
+        *,
+        encrypted: bool = False,
+        broken: Callable[[Exception], None] | None = None,
     ) -> None:
         self.address = address
         self._broken_call = broken
-        self._socket = connect(address, secret)
+        self._socket = connect(address, secret, encrypted=encrypted)
         self._sending = threading.Lock()
         self._state = threading.Lock()
         self._pending: dict[int, tuple[Future[Reply], Into]] = {}
@@ -157,15 +163,13 @@ class PsConnection:
             threading.Thread(target=self._broken_call, args=(error,), daemon=True).start()
 
 
-def connect(address: str, secret: bytes) -> socket.socket:
-    """Open a connection and prove the secret. Raises PsHandshakeError, OSError."""
+def connect(address: str, secret: bytes, *, encrypted: bool = False) -> Stream:
+    """Open a connection and prove the secret. Raises as `PsConnection`."""
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS)
     try:
         prepare(connection)
-        connection.settimeout(HANDSHAKE_SECONDS)
-        greet(connection, secret)
+        return greet(connection, secret, encrypted=encrypted)
     except BaseException:
         connection.close()
         raise
-    return connection

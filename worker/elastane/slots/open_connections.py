@@ -17,8 +17,9 @@ _log = structlog.get_logger(__name__)
 
 @dataclass
 class OpenConnections:
-    """Open connections by parameter server."""
+    """Open connections by parameter server. encrypted: whether they are TLS."""
 
+    encrypted: bool
     lock: threading.Lock = field(default_factory=threading.Lock)
     opened: dict[str, tuple[tuple[str, bytes], PsConnection]] = field(default_factory=dict)
     #: Held while one is opened: a host that does not answer keeps nobody else waiting.
@@ -32,7 +33,10 @@ class OpenConnections:
         return connection if stands else None
 
     def open(self, owner: str, address: tuple[str, bytes]) -> PsConnection | None:
-        """Return a connection that stands; None if it cannot be opened now."""
+        """Return a connection that stands; None if it cannot be opened now.
+
+        Raises RefusedError if the server does not encrypt and should.
+        """
         with self.lock:
             opening = self.opening.setdefault(owner, threading.Lock())
         with opening:
@@ -41,7 +45,7 @@ class OpenConnections:
             if owner in self.opened:
                 self.opened[owner][1].close()
             try:
-                opened = PsConnection(*address)
+                opened = PsConnection(*address, encrypted=self.encrypted)
             except (OSError, SlotFrameError, PsHandshakeError) as error:
                 _log.debug("a parameter server cannot be reached", ps=owner, error=str(error))
                 return None

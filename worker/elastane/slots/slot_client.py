@@ -53,7 +53,8 @@ class SlotClient:
     """Implements SlotAccess. initial: returns the initial blocks of a slot, as the model was registered.
 
     digest: of these values. timeout_seconds: how long slots may be without an answer. require_open: called
-    while slots are waited for; raises what ends the waiting, as when the job is over.
+    while slots are waited for; raises what ends the waiting, as when the job is over. encrypted: connections
+    are TLS, and `pull` and `push` raise RefusedError at a server that does not encrypt.
     """
 
     def __init__(
@@ -66,12 +67,13 @@ class SlotClient:
         timeout_seconds: float,
         require_open: Callable[[], None] = lambda: None,
         journal: bool = False,
+        encrypted: bool = False,
     ) -> None:
         self._spec, self._watch, self._digest, self._initial = spec, watch, digest, initial
         self._timeout_seconds = timeout_seconds
         self._require_open = require_open
         self._journal = journal
-        self._connections = OpenConnections()
+        self._connections = OpenConnections(encrypted)
         self._threads = ThreadPoolExecutor(_THREADS, "elastane-slots")
         self._first_rounds = FirstRounds(watch)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,6 +14,7 @@ from elastane.slots.frames import (
     decode_prefix,
     encode,
 )
+from elastane.slots.tls_stream import Stream
 
 Piece = bytes | bytearray | memoryview
 #: Maximum number of buffers in one system call.
@@ -36,7 +36,7 @@ def pad(pieces: Sequence[Piece]) -> list[Piece]:
     return padded
 
 
-def write_frame(connection: socket.socket, header: Header, number: int, body: Sequence[Piece] = ()) -> int:
+def write_frame(connection: Stream, header: Header, number: int, body: Sequence[Piece] = ()) -> int:
     """Write a frame; return its size in bytes. body: buffers in order, already padded. Raises OSError.
 
     The caller must exclude other writers.
@@ -58,7 +58,7 @@ def write_frame(connection: socket.socket, header: Header, number: int, body: Se
     return total
 
 
-def read_prefix(connection: socket.socket) -> Prefix | None:
+def read_prefix(connection: Stream) -> Prefix | None:
     """Read the prefix of the next frame; None if the other end closed before it. Raises SlotFrameError."""
     data = bytearray(PREFIX_BYTES)
     if not read_into(connection, memoryview(data), may_end=True):
@@ -66,14 +66,14 @@ def read_prefix(connection: socket.socket) -> Prefix | None:
     return decode_prefix(data)
 
 
-def read_header(connection: socket.socket, prefix: Prefix) -> Header:
+def read_header(connection: Stream, prefix: Prefix) -> Header:
     """Read the header that follows a prefix. Raises SlotFrameError."""
     data = bytearray(prefix.header_bytes)
     read_into(connection, memoryview(data))
     return decode_header(prefix, data)
 
 
-def read_into(connection: socket.socket, memory: memoryview, *, may_end: bool = False) -> bool:
+def read_into(connection: Stream, memory: memoryview, *, may_end: bool = False) -> bool:
     """Fill memory from the socket. Raises SlotFrameError if the stream ends early.
 
     may_end: return False instead if it ends before the first byte.

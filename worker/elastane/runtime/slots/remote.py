@@ -17,6 +17,8 @@ from elastane.slots.slot_client import SlotClient
 from elastane.tables.spec_proto import to_proto
 from elastane_common.client import MasterClient
 from elastane_common.client_errors import RequestRefusedError
+from elastane_common.credentials import master_has_tls
+from elastane_common.process_tls import offer_of
 from elastane_proto.v1 import job_pb2, ps_pb2, ps_pb2_grpc
 
 NONFINITE: dict[int, NonFinite] = {job_pb2.PS_NONFINITE_SKIP: "skip", job_pb2.PS_NONFINITE_FAIL: "fail"}
@@ -51,6 +53,7 @@ def prepare_remote(
         timeout_seconds=environment.master_timeout_seconds,
         require_open=require_open,
         journal=answer.settings.journal,
+        encrypted=offer_of(environment.ring_tls, master_has_tls()) == "wanted",
     )
     nonfinite = NONFINITE.get(answer.settings.nonfinite, "refuse")
     return PreparedPs(given, parts, memory, access, nonfinite, journal=answer.settings.journal)

@@ -1,15 +1,20 @@
-"""TLS between the members of a ring: whether it is used, and each process's own key for it.
+"""TLS between the processes of a job, workers and parameter servers, with a key that each process makes.
 
-A worker has no certificate that another worker could check. It makes a key and a self-signed certificate of
-its own, and TLS 1.3 only encrypts; who is at the other end is proved by the challenge that follows inside,
-whose proofs cover the certificate of the member that was called (`socket_mesh`, and RFC 5929's
-tls-server-end-point). Whoever stands between two members can only show another certificate, for which nobody
-can make proofs who does not know the secret of the generation. The master gives it to the members alone, over
+Such a process has no certificate that another one could check. It makes a key and a self-signed certificate,
+and TLS 1.3 only encrypts; who is at the other end is proved by the challenge that follows inside
+(`elastane_common.challenge`), whose proofs cover the certificate of the end that was called (RFC 5929's
+tls-server-end-point). Whoever stands between two processes can only show another certificate, for which
+nobody can make proofs who does not know the secret. The master gives it to the job's processes alone, over
 its own TLS.
 
-    offer_of        what this worker announces to the other members
-    is_encrypted    what follows from the announcements of all; pure
+    offer_of        what this process wants and can do
+    is_encrypted    what follows for a ring from the announcements of all its members; pure
     own_tls         this process's key, in memory alone
+    caller_context  for a process that only calls
+    binding_of      what the proofs of a challenge inside TLS cover
+
+Used by the connections of a ring (`elastane.collective.socket_mesh`) and of parameter servers
+(`elastane.slots.handshake`).
 """
 
 from __future__ import annotations
@@ -26,14 +31,14 @@ from typing import Final, Literal
 
 from elastane_common.errors import RefusedError
 
-#: "wanted": this worker's connection to its master is encrypted, so its ring's are to be; "possible": it can,
-#: but has no reason to ask for it; "off": its settings say no, or it cannot. None: of an older release.
+#: "wanted": this process's connection to its master is encrypted, so those to others are to be; "possible":
+#: it can, but has no reason to ask for it; "off": its settings say no, or it cannot.
 Offer = Literal["wanted", "possible", "off"]
 
 #: Raised by a connection, with TLS or without, that can do no more for now.
 BLOCKED: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
-_NAME: Final = "elastane worker"
+_NAME: Final = "elastane"
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class OwnTls:
 
 
 def offer_of(setting: bool, master_has_tls: bool) -> Offer:
-    """Return what a worker announces. setting: ELASTANE_RING_TLS.
+    """Return what a process wants and can do. setting: ELASTANE_RING_TLS.
 
     Raises RefusedError if TLS is wanted and the package for it is missing.
     """
@@ -55,7 +60,7 @@ def offer_of(setting: bool, master_has_tls: bool) -> Offer:
     is_there = importlib.util.find_spec("cryptography") is not None
     if master_has_tls and not is_there:
         raise RefusedError(
-            "the master's connection is encrypted, and this worker cannot encrypt those to other workers: "
+            "the master's connection is encrypted, and this process cannot encrypt those to other workers: "
             "the package cryptography is missing",
             hint='install it (pip install "elastane[worker]"), or set ELASTANE_RING_TLS=0 on the workers',
         )
@@ -65,7 +70,10 @@ def offer_of(setting: bool, master_has_tls: bool) -> Offer:
 
 
 def is_encrypted(offers: Iterable[Offer | None]) -> bool:
-    """True if a ring whose members announced `offers` uses TLS: one of them wants it, and all can."""
+    """True if a ring whose members announced `offers` uses TLS: one of them wants it, and all can.
+
+    None: a member of an older release.
+    """
     known = list(offers)
     return "wanted" in known and all(offer in ("wanted", "possible") for offer in known)
 
@@ -75,9 +83,25 @@ def own_tls() -> OwnTls:
     return _made(os.getpid())
 
 
-def digest_of_peer(connection: ssl.SSLSocket) -> bytes:
-    """Return the digest of the certificate that the called member has shown."""
+def digest_of_peer(connection: ssl.SSLSocket | ssl.SSLObject) -> bytes:
+    """Return the digest of the certificate that the end which was called has shown."""
     return _digest(connection.getpeercert(binary_form=True) or b"")
+
+
+def binding_of(digest: bytes) -> bytes:
+    """Return what proofs cover inside a connection to the end whose certificate has this digest."""
+    return b"\0tls\0" + digest
+
+
+@functools.cache
+def caller_context() -> ssl.SSLContext:
+    """Return a context for connections that this process opens. It needs no key of its own."""
+    caller = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    # No CA knows these certificates; the challenge says whose they are.
+    caller.check_hostname = False
+    caller.verify_mode = ssl.CERT_NONE
+    caller.minimum_version = ssl.TLSVersion.TLSv1_3
+    return caller
 
 
 @functools.lru_cache(maxsize=1)
@@ -107,13 +131,8 @@ def _made(pid: int) -> OwnTls:
     host = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(host, pem + certificate.public_bytes(serialization.Encoding.PEM))
     host.num_tickets = 0  # no connection is resumed
-    caller = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # No CA knows these certificates; the challenge says whose they are.
-    caller.check_hostname = False
-    caller.verify_mode = ssl.CERT_NONE
-    for context in (host, caller):
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-    return OwnTls(host, caller, _digest(certificate.public_bytes(serialization.Encoding.DER)))
+    host.minimum_version = ssl.TLSVersion.TLSv1_3
+    return OwnTls(host, caller_context(), _digest(certificate.public_bytes(serialization.Encoding.DER)))
 
 
 def _load(context: ssl.SSLContext, pem: bytes) -> None:

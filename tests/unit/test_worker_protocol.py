@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from elastane.runtime.protocol import KEPT_BYTES_MAX, Outcome, WorkerProtocol
+from elastane.runtime.protocol import Outcome, WorkerProtocol
+from elastane.runtime.retransmission import KEPT_BYTES_MAX
 from elastane.runtime.step_state import Stage
 from elastane_proto.v1 import pipeline_pb2, ring_pb2
 
@@ -39,7 +40,7 @@ def test_nothing_of_an_old_generation_is_applied_after_ready() -> None:
     protocol = reported_in_ring()
     protocol.prepared(ring_pb2.Prepared(generation=1, step=0))
     protocol.prepare(ring_pb2.Prepare(generation=2))
-    assert not protocol.begin_apply(0) and protocol.step.stage is Stage.LOST
+    assert not protocol.begin_apply(0) and protocol.attempts.newest.stage is Stage.LOST
 
 
 def test_prepare_during_the_optimizer_is_answered_after_it_with_the_step_counted() -> None:

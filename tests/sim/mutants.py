@@ -317,7 +317,7 @@ MUTANTS = (
     Mutant(
         "a Go of an older ring counts",
         "elastane.runtime.protocol",
-        "        if generation != self.fenced:\n            return False\n        self.replacing = True\n",
+        "        if not self.stands(generation):\n            return False\n        self.replacing = True\n",
         "        self.replacing = True\n",
     ),
     Mutant(

@@ -690,7 +690,7 @@ class WorkerModel:
         await self._while_wanted(group, lambda: group.receivers <= group.received)
 
     def enter(self, go: ring_pb2.Go, me: int) -> bool:
-        if self.protocol.fenced != go.generation:
+        if not self.protocol.stands(go.generation):
             return False
         if self.script.pipeline is not None:
             wanted = pipelines.units_of(go.pipeline, me)

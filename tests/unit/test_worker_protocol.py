@@ -218,6 +218,25 @@ def test_weights_are_not_replaced_for_a_generation_that_is_over() -> None:
     assert not protocol.begin_replace(2)
 
 
+def test_weights_are_not_replaced_for_a_ring_that_the_worker_was_evicted_from() -> None:
+    protocol = WorkerProtocol()
+    protocol.prepare(ring_pb2.Prepare(generation=10))
+    protocol.go_ahead(ring_pb2.Go(generation=10, resume_step=2))
+    assert protocol.stands(10)
+    protocol.welcome(ring_pb2.Welcome(generation=11))
+    assert not protocol.begin_replace(10) and not protocol.stands(10)
+    protocol.prepare(ring_pb2.Prepare(generation=12))
+    assert protocol.stands(12) and protocol.begin_replace(12)
+
+
+def test_a_store_that_has_lost_its_end_may_give_the_number_of_a_ring_again() -> None:
+    protocol = in_ring(generation=10, step=2)
+    protocol.welcome(ring_pb2.Welcome(generation=9))
+    assert not protocol.begin_replace(10)
+    assert kinds(protocol.prepare(ring_pb2.Prepare(generation=10))) == ["ready"]
+    assert protocol.begin_replace(10)
+
+
 def test_a_broken_ring_is_told_again_after_a_reconnect() -> None:
     protocol = in_ring()
     protocol.broken(0, "connection closed")

@@ -92,6 +92,8 @@ class WorkerProtocol:
     go: ring_pb2.Go | None = None
     #: A planned change that came with Prepared; takes effect once the step is applied.
     planned: ring_pb2.Prepare | None = None
+    #: The master has let this worker go, and has sent no Prepare since: what it asked for before is void.
+    _is_evicted: bool = False
     #: The change whose group this worker forms before its Go.
     _early: ring_pb2.Prepare | None = None
     #: The answer to this worker's IntervalReport.
@@ -115,6 +117,10 @@ class WorkerProtocol:
     def changing(self) -> bool:
         """True during a change of membership: the step in flight is lost or has ended."""
         return self.fenced > self.generation or self.done is not None or self.drain is not None
+
+    def stands(self, generation: int) -> bool:
+        """True if the change to `generation` has not been superseded, and this worker is still part of it."""
+        return generation == self.fenced and not self._is_evicted
 
     @property
     def is_running(self) -> bool:
@@ -245,6 +251,7 @@ class WorkerProtocol:
         """
         if message.generation < self.fenced:
             return Outcome()
+        self._is_evicted = False
         if message.generation == self.fenced:  # an echo, after a reconnect
             in_ring = self.generation == self.fenced
             return Outcome() if in_ring or self._ready_waits else Outcome(send=[self._ready()])
@@ -370,6 +377,7 @@ class WorkerProtocol:
     def evict(self) -> Outcome:
         """Leave the current ring, because the master does not count this worker as a member (any more)."""
         self.generation = 0
+        self._is_evicted = True
         self._early = None
         self.load = self.go = self.planned = self.checkpoint = self.interval = self.check = None
         self.following.leave()
@@ -396,8 +404,8 @@ class WorkerProtocol:
         self._unanswered.enter()
 
     def begin_replace(self, generation: int) -> bool:
-        """Claim the right to replace the weights; False if `generation` has been superseded."""
-        if generation != self.fenced:
+        """Claim the right to replace the weights; False if the change to `generation` is over."""
+        if not self.stands(generation):
             return False
         self.replacing = True
         return True

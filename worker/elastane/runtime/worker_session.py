@@ -358,9 +358,9 @@ class WorkerSession:
         )
 
     def entered(self, go: ring_pb2.Go) -> bool:
-        """Start running in the new ring; False if its generation has already been superseded."""
+        """Start running in the new ring; False if it is over already."""
         with self._changed:
-            if self.protocol.fenced != go.generation:
+            if not self.protocol.stands(go.generation):
                 return False
             self.protocol.entered(go.generation, go.resume_step, list(go.extra.ready_order))
             self.protocol.check = go.check if go.HasField("check") else None

@@ -79,7 +79,8 @@ class RingWorker:
             assert protocol.begin_apply(step)
             self.pristine = False
             return protocol.end_apply(step)
-        reported = protocol._report is not None and protocol._report.step_report.step == step
+        request = protocol._unanswered.step_report
+        reported = request is not None and request.step_report.step == step
         if reported or step >= self.steps:
             return Outcome()
         protocol.begin_step()

@@ -12,7 +12,6 @@ import errno
 import hashlib
 import os
 import shutil
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -23,14 +22,12 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
+from elastane_common.atomic_writes import PARTIAL, atomic_file
 from elastane_common.errors import EXIT_REFUSED, ElastaneError
 
 Chunk = bytes | memoryview
 #: Bytes read at a time.
 CHUNK_BYTES: Final = 1 << 20
-
-#: Ends the names of files that are being written on local disks.
-_PARTIAL: Final = ".tmp"
 
 
 class CheckpointError(ElastaneError):
@@ -161,7 +158,7 @@ class Folder:
         """Remove from a subfolder what killed writers have left there. Only local disks keep such files."""
         if self._local:
             with self._translated("clean", name):
-                for path in Path(self._path(name)).rglob(f".*{_PARTIAL}"):
+                for path in Path(self._path(name)).rglob(f".*{PARTIAL}"):
                     path.unlink(missing_ok=True)
 
     def _path(self, name: str) -> str:
@@ -205,29 +202,20 @@ class Folder:
 
 def _is_partial(name: str) -> bool:
     base = name.rpartition("/")[2]
-    return base.startswith(".") and base.endswith(_PARTIAL)
+    return base.startswith(".") and base.endswith(PARTIAL)
 
 
 def _write_local(path: Path, chunks: Iterable[Chunk]) -> None:
     there = next(folder for folder in path.parent.parents if folder.is_dir())
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_PARTIAL}")
-    try:
-        with beside.open("wb", buffering=0) as file:
-            for chunk in chunks:
-                rest = memoryview(chunk)
-                while rest:
-                    rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
-        beside.replace(path)
-        # Its folders may be new as well, and each is durable only once its parent is synced.
-        for folder in path.parents:
-            _sync_folder(folder)
-            if folder == there:
-                break
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    with atomic_file(path, durable=True) as file:
+        for chunk in chunks:
+            file.write(chunk)
+    # Its folders may be new as well, and each is durable only once its parent is synced.
+    for folder in path.parents:
+        _sync_folder(folder)
+        if folder == there:
+            break
 
 
 def _sync_folder(path: Path) -> None:

@@ -19,6 +19,7 @@ import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from elastane_common.atomic_writes import write_atomically
 from elastane_master import descriptors
 from elastane_master.decisions.retention import Retention
 from elastane_master.errors import CannotListen, TooFewDescriptors
@@ -186,7 +187,7 @@ class Master:
         if self._gate.front is not None:
             await self._gate.front.start()
         if settings.port_file is not None:
-            _write_atomically(settings.port_file, self.address)
+            _write_port_file(settings.port_file, self.address)
         logger.info(
             "master serves" if self.leads else "master stands by",
             address=self.address,
@@ -344,7 +345,7 @@ class Master:
         )
         await port.start(settings.http_host, settings.http_port)
         if settings.http_port_file is not None:
-            _write_atomically(settings.http_port_file, port.address)
+            _write_port_file(settings.http_port_file, port.address)
         return port
 
     async def _keep_health(self, leadership: Leadership, names: list[str]) -> None:
@@ -439,9 +440,6 @@ def _how(files: TlsFiles | None) -> str:
     return "mutual" if files.client_ca is not None else "server"
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    """Write a file so that readers find either all of it or nothing."""
+def _write_port_file(path: Path, address: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text + "\n")
-    temporary.replace(path)
+    write_atomically(path, address + "\n")

@@ -114,7 +114,7 @@ class FollowingModel:
 
     def feed(self, step: int) -> None:
         """As `StateFeed.at_boundary`."""
-        worker, message = self.worker, self.worker.protocol.feed
+        worker, message = self.worker, self.worker.protocol.following.feed
         if message is not None and message.step == step and message != self._message:
             self.leave()
             self._message, self._link, self._book = message, self._connect(message), FeedBook(WAITING_MAX)

@@ -36,15 +36,15 @@ MUTANTS = (
     Mutant(
         "a member of a pipeline is ready before it has applied what is prepared",
         "elastane.runtime.protocol",
-        "return self.replacing or self.step.delays_ready or self._finishes",
-        "return self.replacing or self.step.delays_ready",
+        "return self.replacing or self.attempts.newest.delays_ready or self.attempts.finishes",
+        "return self.replacing or self.attempts.newest.delays_ready",
         drawn_by=PIPELINES,
     ),
     Mutant(
         "a member of a pipeline applies what it has reported, prepared or not",
-        "elastane.runtime.protocol",
-        "is_prepared = self.step.step < self._applies_until",
-        "is_prepared = self._applies_until > 0",
+        "elastane.runtime.step_attempts",
+        "is_prepared = self.newest.step < self.applies_until",
+        "is_prepared = self.applies_until > 0",
         drawn_by=PIPELINES,
     ),
     Mutant(
@@ -61,8 +61,8 @@ MUTANTS = (
         "finishes = self.may_finish",
         (
             (
-                "            if finishes:\n                self._applies_until = message.prepared_until",
-                "            if finishes:\n                self._applies_until = 10**6",
+                "                self.attempts.applies_until = message.prepared_until",
+                "                self.attempts.applies_until = 10**6",
             ),
         ),
         drawn_by=PIPELINES,
@@ -131,9 +131,9 @@ MUTANTS = (
     ),
     Mutant(
         "a report is sent though the step before it is ahead",
-        "elastane.runtime.protocol",
-        "        if self.ahead is not None:\n            self.step.hold",
-        "        if False:\n            self.step.hold",
+        "elastane.runtime.step_attempts",
+        "        if self.ahead is None:\n            return False\n        self.newest.hold",
+        "        if True:\n            return False\n        self.newest.hold",
         drawn_by=AHEAD,
     ),
     Mutant(
@@ -160,7 +160,7 @@ MUTANTS = (
     Mutant(
         "a step goes ahead whose report has not said so",
         "elastane.runtime.protocol",
-        "if not self.step.may_go_ahead or not self.may_go_ahead(step):",
+        "if not self.attempts.newest.may_go_ahead or not self.may_go_ahead(step):",
         "if not self.may_go_ahead(step):",
         drawn_by=AHEAD,
     ),
@@ -317,7 +317,7 @@ MUTANTS = (
     Mutant(
         "a Go of an older ring counts",
         "elastane.runtime.protocol",
-        "        if generation != self.fenced:\n            return False\n        self.replacing = True\n",
+        "        if not self.stands(generation):\n            return False\n        self.replacing = True\n",
         "        self.replacing = True\n",
     ),
     Mutant(
@@ -459,19 +459,19 @@ MUTANTS = (
     Mutant(
         "a step is applied without Prepared",
         "elastane.runtime.protocol",
-        "return not self.changing and self.prepared_until > step",
+        "return not self.changing and self.attempts.prepared_until > step",
         "return not self.changing",
     ),
     # Of a worker's own, once it knows the next one: no master sends another. It may be held when that comes.
     Mutant(
         "Prepared of another generation counts",
         "elastane.runtime.protocol",
-        "if message.generation != self.generation or self.changing or self.explain_later is not None:",
+        "if is_late or self.attempts.explain_later is not None:",
         "if False:",
         (
             (
-                "return not self.changing and self.prepared_until > step",
-                "return self.prepared_until > step",
+                "return not self.changing and self.attempts.prepared_until > step",
+                "return self.attempts.prepared_until > step",
             ),
         ),
     ),
@@ -604,8 +604,8 @@ MUTANTS = (
     Mutant(
         "an evicted worker goes on",
         "elastane.runtime.protocol",
-        "        if not resumed:\n            outcome = self.evict()",
-        "        if not resumed:\n            outcome = Outcome()",
+        "        if not message.resumed or is_unread:\n            outcome = self.evict()",
+        "        if not message.resumed or is_unread:\n            outcome = Outcome()",
     ),
 )
 

@@ -417,9 +417,9 @@ class WorkerModel:
             interval = message.welcome.heartbeat_interval.ToTimedelta().total_seconds()
             event = Welcomed(message.welcome.version, interval)
         action = self.machine.handle(event, self.world.now)
-        in_ring, ahead = self.protocol.generation, self.protocol.ahead
+        in_ring, ahead = self.protocol.generation, self.protocol.attempts.ahead
         self.checkers.received(self.name, message)
-        begun = self.protocol.step
+        begun = self.protocol.attempts.newest
         outcome = self.protocol.receive(message)
         if message.prepared.HasField("then_prepare") and outcome.abort:
             self.checkers.planned_change_drops(self.name, begun.step, message.prepared.then_prepare)
@@ -571,7 +571,7 @@ class WorkerModel:
             raise ScriptEnds(ring_pb2.BYE_REASON_FINISHED)
         if protocol.done is not None or protocol.drain is not None:
             raise ScriptEnds(ring_pb2.BYE_REASON_DRAINED)
-        return protocol.load or protocol.go or protocol.follow
+        return protocol.load or protocol.go or protocol.following.asked
 
     def begin_replace(self, generation: int) -> bool:
         begins = self.protocol.begin_replace(generation)
@@ -690,7 +690,7 @@ class WorkerModel:
         await self._while_wanted(group, lambda: group.receivers <= group.received)
 
     def enter(self, go: ring_pb2.Go, me: int) -> bool:
-        if self.protocol.fenced != go.generation:
+        if not self.protocol.stands(go.generation):
             return False
         if self.script.pipeline is not None:
             wanted = pipelines.units_of(go.pipeline, me)
@@ -889,7 +889,7 @@ class WorkerModel:
         return True
 
     def at_late_boundary(self, turn: Turn) -> None:
-        checkpoint, feed = self.protocol.checkpoint, self.protocol.feed
+        checkpoint, feed = self.protocol.checkpoint, self.protocol.following.feed
         if checkpoint is not None and checkpoint.step == turn.step:
             self.save(checkpoint)
             self.protocol.checkpoint = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from elastane.runtime.protocol import KEPT_BYTES_MAX, Outcome, WorkerProtocol
+from elastane.runtime.protocol import Outcome, WorkerProtocol
+from elastane.runtime.retransmission import KEPT_BYTES_MAX
 from elastane.runtime.step_state import Stage
 from elastane_proto.v1 import pipeline_pb2, ring_pb2
 
@@ -39,7 +40,7 @@ def test_nothing_of_an_old_generation_is_applied_after_ready() -> None:
     protocol = reported_in_ring()
     protocol.prepared(ring_pb2.Prepared(generation=1, step=0))
     protocol.prepare(ring_pb2.Prepare(generation=2))
-    assert not protocol.begin_apply(0) and protocol.step.stage is Stage.LOST
+    assert not protocol.begin_apply(0) and protocol.attempts.newest.stage is Stage.LOST
 
 
 def test_prepare_during_the_optimizer_is_answered_after_it_with_the_step_counted() -> None:
@@ -215,6 +216,25 @@ def test_weights_are_not_replaced_for_a_generation_that_is_over() -> None:
     protocol.prepare(ring_pb2.Prepare(generation=2))
     protocol.prepare(ring_pb2.Prepare(generation=3))
     assert not protocol.begin_replace(2)
+
+
+def test_weights_are_not_replaced_for_a_ring_that_the_worker_was_evicted_from() -> None:
+    protocol = WorkerProtocol()
+    protocol.prepare(ring_pb2.Prepare(generation=10))
+    protocol.go_ahead(ring_pb2.Go(generation=10, resume_step=2))
+    assert protocol.stands(10)
+    protocol.welcome(ring_pb2.Welcome(generation=11))
+    assert not protocol.begin_replace(10) and not protocol.stands(10)
+    protocol.prepare(ring_pb2.Prepare(generation=12))
+    assert protocol.stands(12) and protocol.begin_replace(12)
+
+
+def test_a_store_that_has_lost_its_end_may_give_the_number_of_a_ring_again() -> None:
+    protocol = in_ring(generation=10, step=2)
+    protocol.welcome(ring_pb2.Welcome(generation=9))
+    assert not protocol.begin_replace(10)
+    assert kinds(protocol.prepare(ring_pb2.Prepare(generation=10))) == ["ready"]
+    assert protocol.begin_replace(10)
 
 
 def test_a_broken_ring_is_told_again_after_a_reconnect() -> None:

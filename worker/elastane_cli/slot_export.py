@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +15,7 @@ from elastane.tables.snapshot_file import SlotSnapshotError
 from elastane.tables.snapshots import newest
 from elastane.tables.spec import DTYPES, ModelSpec, weight_of
 from elastane.tables.spec_proto import from_proto
+from elastane_common.atomic_writes import atomic_file
 from elastane_common.errors import ElastaneError
 from elastane_common.storage import Folder
 from elastane_proto.v1 import ps_pb2
@@ -56,12 +56,8 @@ def export_state(
         f"{CHECKPOINTS_FOLDER}/{checkpoint}"
     )
     state = state_of(folder, spec)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        torch.save(state, temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_file(target) as file:
+        torch.save(state, file)
     size = target.stat().st_size
     return {"file": str(target), "parameters": len(state), "bytes": size, "absent": absent}
 

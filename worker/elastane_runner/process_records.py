@@ -129,6 +129,7 @@ def has_mark(pid: int, mark: str) -> Marked:
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
     """Write a file atomically, replacing an existing one. Raises OSError."""
+    # Not `elastane_common.atomic_writes`: a shim's interpreter may not find that package.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     with unfinished.open("w") as file:
         json.dump(record, file)

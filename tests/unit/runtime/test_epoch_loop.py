@@ -80,7 +80,7 @@ def test_weights_are_no_longer_initial_once_the_optimizer_may_have_stepped(
     stage: Stage, pristine: bool
 ) -> None:
     loop, boundary, _ = made(0)
-    loop._protocol.step = StepState(0, stage)
+    loop._protocol.attempts.newest = StepState(0, stage)
     loop.end_attempt()
     assert boundary.pristine is pristine
 

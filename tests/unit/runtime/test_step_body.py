@@ -279,9 +279,9 @@ def test_a_step_is_reported_at_the_first_gradient_if_its_outcome_is_known(
     for turn in worker.body.mini_batches(worker.turns):
         turn.taken.append(Samples(0, 1, (0,)))
     assert worker.body.first_gradient() is is_early
-    assert len(worker.actions.reports) == is_early == worker.protocol.step.delays_ready
+    assert len(worker.actions.reports) == is_early == worker.protocol.attempts.newest.delays_ready
     assert not worker.body.last_gradient()
-    assert len(worker.actions.reports) == 1 and not worker.protocol.step.delays_ready
+    assert len(worker.actions.reports) == 1 and not worker.protocol.attempts.newest.delays_ready
     assert worker.actions.done == ["check", "end 0.0", "exchange"]
 
 
@@ -333,7 +333,7 @@ def test_a_prepared_step_is_applied_with_the_contexts_after_it() -> None:
     assert "wait for the decision" not in worker.actions.done
     assert worker.apply() and worker.apply()  # of two optimizers
     assert worker.actions.done.count("wait for the decision") == 1
-    assert worker.protocol.step.stage is Stage.PREPARED
+    assert worker.protocol.attempts.newest.stage is Stage.PREPARED
     assert worker.end() and worker.actions.done[-2:] == ["complete", "applied"]
     assert worker.protocol.applied_step == STEP + 1
     assert worker.contexts.now is worker.contexts.known
@@ -345,7 +345,7 @@ def test_a_step_whose_ring_changes_is_lost_at_the_optimizer() -> None:
     worker.run()
     worker.actions.decision = worker.actions.change
     assert not worker.apply() and not worker.apply()  # of two optimizers
-    assert worker.protocol.step.stage is Stage.LOST
+    assert worker.protocol.attempts.newest.stage is Stage.LOST
     assert not worker.end() and worker.actions.done[-1] == "drop"
     assert worker.protocol.applied_step == STEP and worker.contexts.now[0].step == STEP
 
@@ -361,7 +361,7 @@ def test_no_mini_batch_begins_in_a_ring_that_changes(after: int) -> None:
         turn.taken.append(Samples(0, 1, (0,)))
         if ran == after:
             worker.actions.change()
-    assert ran == after and worker.protocol.step.stage is Stage.LOST
+    assert ran == after and worker.protocol.attempts.newest.stage is Stage.LOST
     assert not worker.end() and not worker.actions.reports
     assert worker.actions.done == ["drop"]
 
@@ -406,7 +406,7 @@ def test_a_body_without_an_optimizer_step_is_refused_and_dropped() -> None:
     worker.run()
     with pytest.raises(StepError, match=r"step 7 ended without optimizer.step\(\)"):
         worker.end()
-    assert worker.actions.done[-1] == "drop" and worker.protocol.step.stage is Stage.LOST
+    assert worker.actions.done[-1] == "drop" and worker.protocol.attempts.newest.stage is Stage.LOST
 
 
 def test_numbers_drawn_after_backward_are_refused_before_anything_is_adopted() -> None:
@@ -443,7 +443,7 @@ def ahead(**given: Any) -> Worker:
     worker.actions.decision = lambda: None
     worker.run()
     assert worker.apply() and worker.end()
-    assert worker.protocol.ahead is not None and worker.protocol.ahead.step == STEP + 1
+    assert worker.protocol.attempts.ahead is not None and worker.protocol.attempts.ahead.step == STEP + 1
     return worker
 
 
@@ -463,7 +463,7 @@ def test_a_step_is_applied_ahead_and_the_next_one_runs() -> None:
     assert worker.protocol.hello().applied_step == STEP + 1
     sent = worker.protocol.prepared(prepared(STEP + 1)).send
     assert [message.step_report.step for message in sent] == [STEP + 2]
-    assert worker.protocol.applied_step == STEP + 2 and worker.protocol.ahead is None
+    assert worker.protocol.applied_step == STEP + 2 and worker.protocol.attempts.ahead is None
     worker.actions.decision = worker.actions.prepare
     assert worker.apply() and worker.end()
 
@@ -479,7 +479,7 @@ def test_a_report_that_was_held_back_keeps_ready_waiting_if_its_backward_runs(is
         worker.body.last_gradient()
     assert [m.step_report.step for m in worker.protocol.prepared(prepared(STEP + 1)).send] == [STEP + 2]
     worker.actions.change()
-    assert worker.protocol.step.in_backward is is_early
+    assert worker.protocol.attempts.newest.in_backward is is_early
     assert ("ready" in worker.actions.kinds) is not is_early
 
 
@@ -491,7 +491,7 @@ def test_no_second_step_is_applied_ahead_of_the_first() -> None:
     assert worker.apply()
     assert worker.actions.done.count("wait for the decision") == waited + 1
     assert worker.protocol.applied_step == STEP + 2  # and the next one is ahead now
-    assert worker.protocol.ahead is not None and worker.protocol.ahead.step == STEP + 2
+    assert worker.protocol.attempts.ahead is not None and worker.protocol.attempts.ahead.step == STEP + 2
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -509,7 +509,7 @@ def test_a_step_that_is_lost_is_undone_with_the_one_after_it(begun: bool) -> Non
     assert worker.actions.done[-1] == "undo"
     assert worker.contexts.now is before and worker.contexts.now[0].step == STEP + 1
     assert worker.protocol.next_step == worker.protocol.applied_step == STEP + 1
-    assert not worker.protocol.step.in_flight
+    assert not worker.protocol.attempts.newest.in_flight
     assert [report.step for report in worker.actions.reports] == [STEP, STEP + 1]
 
 
@@ -536,9 +536,9 @@ def test_prepared_that_comes_while_the_optimizer_runs_makes_the_step_an_ordinary
     worker.train()
     worker.body.total_steps = STEP + 9
     worker.run()
-    assert worker.apply() and worker.protocol.step.stage is Stage.AHEAD
+    assert worker.apply() and worker.protocol.attempts.newest.stage is Stage.AHEAD
     worker.protocol.prepared(prepared(STEP + 1))
-    assert worker.protocol.step.stage is Stage.PREPARED and worker.protocol.ahead is None
+    assert worker.protocol.attempts.newest.stage is Stage.PREPARED and worker.protocol.attempts.ahead is None
     worker.actions.change()
     assert "ready" not in worker.actions.kinds  # it waits for the optimizer
     assert worker.end()
@@ -572,7 +572,7 @@ def test_what_is_not_applied_ahead(reason: str) -> None:
     if reason == "asked":
         worker.protocol.prepared(prepared(STEP, next_waits=True))
     if reason == "feeds":
-        worker.protocol.feed = ring_pb2.Follow(generation=GENERATION)
+        worker.protocol.following.feed = ring_pb2.Follow(generation=GENERATION)
     if reason == "check":
         worker.protocol.check_report(ring_pb2.CheckReport())
     if reason == "leaves":
@@ -584,7 +584,7 @@ def test_what_is_not_applied_ahead(reason: str) -> None:
     worker.run()
     # A master that is told of it would put changes off for nothing.
     assert not worker.actions.reports[-1].goes_ahead
-    assert worker.apply() and worker.protocol.ahead is None
+    assert worker.apply() and worker.protocol.attempts.ahead is None
     assert "ahead" not in worker.actions.done
 
 
@@ -594,13 +594,13 @@ def test_a_report_says_that_its_step_may_go_ahead_and_none_does_that_has_not_sai
     # The next report is held back, and is said once it is known whether its step must wait.
     worker.run()
     worker.protocol.prepared(prepared(STEP + 1, next_waits=True))
-    assert not worker.protocol.step.may_go_ahead
+    assert not worker.protocol.attempts.newest.may_go_ahead
     worker.actions.decision = worker.actions.prepare
-    assert worker.apply() and worker.end() and worker.protocol.ahead is None
+    assert worker.apply() and worker.end() and worker.protocol.attempts.ahead is None
     worker.actions.goes_ahead = False
     worker.run()
     assert worker.protocol.may_go_ahead(STEP + 3) and not worker.protocol.begin_ahead(STEP + 3)
-    assert worker.apply() and worker.protocol.ahead is None
+    assert worker.apply() and worker.protocol.attempts.ahead is None
 
 
 def test_a_planned_change_that_was_said_a_step_before_drops_nothing() -> None:
@@ -616,7 +616,7 @@ def test_a_planned_change_that_was_said_a_step_before_drops_nothing() -> None:
     worker.actions.decision = decide
     assert worker.apply() and worker.end()
     assert not outcomes[0].abort and worker.actions.sent[-1].ready.applied_step == STEP + 3
-    assert worker.protocol._begun_until == STEP + 3
+    assert worker.protocol.attempts._begun_until == STEP + 3
 
 
 def test_who_asks_whether_the_step_is_applied_waits_for_prepared() -> None:
@@ -628,7 +628,7 @@ def test_who_asks_whether_the_step_is_applied_waits_for_prepared() -> None:
     turn = worker.turns[-1]
     assert not finish(worker.body.is_applied(turn))  # the ring changes meanwhile
     assert worker.actions.done[-2:] == ["wait", "undo"]
-    assert worker.protocol.step.stage is Stage.LOST and not worker.end()
+    assert worker.protocol.attempts.newest.stage is Stage.LOST and not worker.end()
     assert worker.contexts.now[0].step == STEP + 1
 
 
@@ -651,7 +651,7 @@ def test_parts_of_the_state_are_told_once_what_was_applied_ahead_is_undone() -> 
     assert outcome.abort  # of an all-reduce that waits for members which are not ahead
     assert not worker.protocol.prepared(prepared(STEP + 1)).send
     assert not worker.apply() and not worker.end() and worker.body.take_back()
-    assert worker.protocol.explain_later == explain
+    assert worker.protocol.attempts.explain_later == explain
     # Without a step ahead it is answered at once, and none is applied ahead any more.
     other = Worker()
     other.train()

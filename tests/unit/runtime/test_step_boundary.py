@@ -274,7 +274,7 @@ def test_after_a_step_that_is_ahead_nothing_is_done_before_it_is_decided() -> No
     actions, boundary, _ = made()
     protocol = actions.protocol
     protocol.entered(2, 7, [])
-    protocol.ahead = StepState(7, Stage.AHEAD, body_ended=True)
+    protocol.attempts.ahead = StepState(7, Stage.AHEAD, body_ended=True)
     protocol.checkpoint = ring_pb2.Checkpoint(checkpoint="c", step=7)
     finish(boundary.settle())
     assert actions.done == [] and protocol.checkpoint is not None
@@ -284,14 +284,14 @@ def test_after_a_step_that_is_ahead_nothing_is_done_before_it_is_decided() -> No
     message.generation = 3
     actions.requests = [message]
     finish(boundary.settle())
-    assert actions.done[:2] == ["undo", "save c"] and protocol.ahead is None
+    assert actions.done[:2] == ["undo", "save c"] and protocol.attempts.ahead is None
 
 
 def test_the_parts_of_the_state_are_told_after_it_is_undone() -> None:
     actions, boundary, _ = made()
     protocol = actions.protocol
     protocol.entered(2, 7, [])
-    protocol.ahead = StepState(7, Stage.AHEAD, body_ended=True)
+    protocol.attempts.ahead = StepState(7, Stage.AHEAD, body_ended=True)
     protocol.explain_requested(ring_pb2.Explain(generation=2, step=7))
     message = go()
     message.generation = 3

@@ -9,6 +9,7 @@ import pytest
 
 from elastane.context import EstContext
 from elastane.runtime.protocol import WorkerProtocol
+from elastane.runtime.step_attempts import StepAttempts
 from elastane.runtime.step_state import TRANSITIONS, InvalidTransitionError, Stage, StepState
 from elastane_proto.v1 import ring_pb2
 
@@ -128,13 +129,13 @@ def test_a_step_that_has_begun_before_is_a_replay() -> None:
 def test_losing_what_is_over_changes_nothing() -> None:
     protocol = WorkerProtocol()
     protocol.lose_step()
-    assert protocol.step.stage is Stage.READY
-    protocol.step = StepState(4, Stage.APPLIED)
+    assert protocol.attempts.newest.stage is Stage.READY
+    protocol.attempts.newest = StepState(4, Stage.APPLIED)
     protocol.lose_step()
-    assert protocol.step.stage is Stage.APPLIED
+    assert protocol.attempts.newest.stage is Stage.APPLIED
 
 
 def test_a_step_that_is_being_applied_cannot_be_lost() -> None:
-    protocol = WorkerProtocol(step=StepState(4, Stage.PREPARED))
+    protocol = WorkerProtocol(attempts=StepAttempts(StepState(4, Stage.PREPARED)))
     with pytest.raises(InvalidTransitionError, match="cannot become lost: step 4 is prepared"):
         protocol.lose_step()

@@ -7,12 +7,13 @@ report at each addition: findings before a crash are not lost.
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from elastane_common.atomic_writes import write_atomically
 
 
 class Severity(enum.StrEnum):
@@ -129,10 +130,7 @@ class Book:
     def _write(self) -> None:
         if self._path is None:
             return
-        # With the process id: forked data workers must not overwrite each other's drafts.
-        draft = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        draft.write_bytes(msgspec.json.encode(self.report))
-        draft.replace(self._path)
+        write_atomically(self._path, msgspec.json.encode(self.report))
 
 
 def read_report(path: Path) -> Report | None:

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from elastane_common.atomic_writes import write_atomically
 from elastane_planner.profile import Profile
 
 #: Begins the lines of progress that the script's process writes to its stderr.
@@ -36,9 +37,7 @@ _decoder: Final = msgspec.json.Decoder(ProfileReport)
 
 def write_report(path: Path, report: ProfileReport) -> None:
     """Write the report as a whole: a reader never sees a part of it."""
-    beside = path.with_suffix(".tmp")
-    beside.write_bytes(msgspec.json.encode(report))
-    beside.replace(path)
+    write_atomically(path, msgspec.json.encode(report))
 
 
 def read_report(path: Path) -> ProfileReport | None:

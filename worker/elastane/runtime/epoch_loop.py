@@ -66,7 +66,7 @@ class EpochLoop:
 
     def end_attempt(self) -> None:
         """Note that an attempt at a step is over, applied or lost."""
-        if self._protocol.step.may_step:
+        if self._protocol.attempts.newest.may_step:
             # From here on a leader that finds no checkpoint cannot fall back to the initial state.
             self._boundary.pristine = False
 

@@ -17,21 +17,26 @@ Elsewhere a worker may apply a step ahead of its Prepared (`begin_ahead`) and ru
 comes nothing of that leaves the process: `applied_step` stays, the next step's report is held back. If the
 ring changes first, the step is lost like any other, and its effects are undone (`take_back`). The report says
 that the step may go ahead: a planned change is then made a step later, in which nobody does.
+
+Three parts know nothing of the fence and are asked in passing: `StepAttempts` (which attempts at steps there
+are), `FollowState` (a newcomer that follows, or its source) and `RetransmitBuffer` (what a broken stream may
+have lost).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastane.runtime.follow_state import FollowState
+from elastane.runtime.retransmission import RetransmitBuffer
+from elastane.runtime.step_attempts import StepAttempts
 from elastane.runtime.step_state import Stage, StepState
 from elastane_proto.v1 import pipeline_pb2, ring_pb2
 
-KEPT_BYTES_MAX = 32 * 2**20
-"""Limit of the newest reports kept for a master whose store has lost them: seconds of the fastest
-training, minutes of most."""
+ERROR_CHARACTERS_MAX = 500
+"""The end of a longer error is left out of reports to the master."""
 
 
 @dataclass
@@ -70,19 +75,12 @@ class WorkerProtocol:
     generation: int = 0
     #: The highest generation seen in a Prepare; above `generation` while the ring changes.
     fenced: int = 0
-    #: Steps before this one are Prepared in `generation`.
-    prepared_until: int = 0
-    #: The newest attempt at a step.
-    step: StepState = field(default_factory=StepState)
-    #: The attempt that is applied in memory only; the next one may run. Its Prepared has not come.
-    ahead: StepState | None = None
-    #: The master has said that Prepared of the next step may bring what must be known when its successor
-    #: begins.
-    waits: bool = False
+    #: Attempts at steps, and how far they are prepared in `generation`.
+    attempts: StepAttempts = field(default_factory=StepAttempts)
+    #: This worker as a newcomer that follows the ring, or as the source of one.
+    following: FollowState = field(default_factory=FollowState)
     #: The master puts planned changes off where a report says that its step may go ahead.
     changes_wait: bool = False
-    #: The master has asked for the parts of the state while a step was ahead: it is undone before the answer.
-    explain_later: ring_pb2.Explain | None = None
     #: True while received or loaded state is put in place. Ready is delayed until then.
     replacing: bool = False
     #: True while the user's code runs between two epochs: no lease is running.
@@ -94,11 +92,8 @@ class WorkerProtocol:
     go: ring_pb2.Go | None = None
     #: A planned change that came with Prepared; takes effect once the step is applied.
     planned: ring_pb2.Prepare | None = None
-    #: Follow this ring as a newcomer, or send to a newcomer at the step that it names.
-    follow: ring_pb2.Follow | None = None
-    feed: ring_pb2.Follow | None = None
-    #: The ring that this worker follows; Ready waits until it has followed to the ring's end.
-    following: ring_pb2.Follow | None = None
+    #: The master has let this worker go, and has sent no Prepare since: what it asked for before is void.
+    _is_evicted: bool = False
     #: The change whose group this worker forms before its Go.
     _early: ring_pb2.Prepare | None = None
     #: The answer to this worker's IntervalReport.
@@ -109,31 +104,12 @@ class WorkerProtocol:
     leaving: ring_pb2.Leaving | None = None
     #: All members' scripts left their loop over epochs at the same step: the training has ended.
     all_ended: bool = False
-    #: Steps before this one have been begun.
-    _begun_until: int = 0
-    #: The step that this ring began with.
-    _first_step: int = 0
-    #: The master compares the parts of the state.
-    _is_explained: bool = False
-    #: The report that is held back.
-    _held: ring_pb2.StepReport | None = None
-    #: In a pipeline: reported steps before this one are applied even though the ring changes.
-    _applies_until: int = 0
     #: In a pipeline: the units that this worker holds after `applied_step` steps.
     units: tuple[pipeline_pb2.UnitRange, ...] = ()
-    _report: ring_pb2.AttendRequest | None = None
-    _interval_report: ring_pb2.AttendRequest | None = None
-    _ended: ring_pb2.AttendRequest | None = None
-    #: Reports of this history, oldest first, for a master whose store has lost them.
-    _kept: deque[ring_pb2.AttendRequest] = field(default_factory=deque)
-    _kept_bytes: int = 0
-    _history_of_go: int = 0
     #: The sentinel's check of this worker, in the step it names.
     check: ring_pb2.Check | None = None
-    _check_report: ring_pb2.AttendRequest | None = None
-    _loaded: ring_pb2.AttendRequest | None = None
-    _broken: ring_pb2.AttendRequest | None = None
-    _saved: list[ring_pb2.AttendRequest] = field(default_factory=list)
+    _history_of_go: int = 0
+    _unanswered: RetransmitBuffer = field(default_factory=RetransmitBuffer)
 
     # ------------------------------------------------------------------ queries
 
@@ -142,6 +118,10 @@ class WorkerProtocol:
         """True during a change of membership: the step in flight is lost or has ended."""
         return self.fenced > self.generation or self.done is not None or self.drain is not None
 
+    def stands(self, generation: int) -> bool:
+        """True if the change to `generation` has not been superseded, and this worker is still part of it."""
+        return generation == self.fenced and not self._is_evicted
+
     @property
     def is_running(self) -> bool:
         """True while this worker runs in a ring, as far as it knows unchanged."""
@@ -149,42 +129,35 @@ class WorkerProtocol:
 
     def may_apply(self, step: int) -> bool:
         """True if all contexts after `step` are durable and the ring is unchanged."""
-        if self._finishes and self.step.step == step:
+        if self.attempts.is_finishing(step):
             return True
-        return not self.changing and self.prepared_until > step
+        return not self.changing and self.attempts.prepared_until > step
 
     def is_decided(self, step: int) -> bool:
         """True once this worker knows whether `step` may be applied or is lost with the ring."""
-        return self.may_apply(step) or not self.is_running or self.explain_later is not None
+        return self.may_apply(step) or not self.is_running or self.attempts.explain_later is not None
 
     @property
     def next_step(self) -> int:
         """The next step to run: `applied_step`, or the one after a step that is applied ahead."""
-        return self.applied_step if self.ahead is None else self.ahead.step + 1
+        return self.attempts.next_step(self.applied_step)
 
     @property
     def is_ahead_lost(self) -> bool:
         """True if a step was applied ahead that must be undone."""
-        return self.ahead is not None and (not self.is_running or self.explain_later is not None)
+        return self.attempts.is_ahead_lost(self.is_running)
 
     @property
     def is_ahead_decided(self) -> bool:
         """True unless a step is applied ahead of which it is not known whether it must be undone."""
-        return self.ahead is None or self.is_ahead_lost
+        return self.attempts.ahead is None or self.is_ahead_lost
 
     def may_go_ahead(self, step: int) -> bool:
         """True if `step`, which is reported, may be applied before it is known whether it is prepared.
 
         Its report must have said so, if the master reads that: `_may_report_ahead`.
         """
-        return (
-            self.is_running
-            and self.ahead is None
-            and self.step.step == step
-            and self.step.stage is Stage.REPORTED
-            and self.prepared_until <= step
-            and self._may_report_ahead(step)
-        )
+        return self.is_running and self.attempts.may_go_ahead(step) and self._may_report_ahead(step)
 
     @property
     def may_finish(self) -> bool:
@@ -192,7 +165,7 @@ class WorkerProtocol:
 
         A Welcome may say so, even if this worker was evicted; its sums need nobody else.
         """
-        return bool(self.units) and self.is_running and self.step.stage is Stage.REPORTED
+        return bool(self.units) and self.is_running and self.attempts.newest.stage is Stage.REPORTED
 
     def is_formed_early(self, change: ring_pb2.Go | ring_pb2.Prepare) -> bool:
         """True if the group that `Outcome.form` has begun is that of `change`.
@@ -215,7 +188,7 @@ class WorkerProtocol:
         `done` and `drain` end the script, `load` and `go` are carried out first.
         """
         asked = self.done is not None or self.drain is not None or self.load is not None
-        return self.is_running or asked or self.go is not None or self.follow is not None
+        return self.is_running or asked or self.go is not None or self.following.asked is not None
 
     def hello(self, **facts: Any) -> ring_pb2.Hello:
         """Build Hello from the current position. facts: the fields about the process and its script.
@@ -256,7 +229,7 @@ class WorkerProtocol:
                 self.checkpoint = message.checkpoint
             case "drain":
                 self.drain = message.drain
-                return Outcome(stop_following=self.following is not None)
+                return Outcome(stop_following=self.following.is_following)
             case "compare" if message.compare.HasField("explain"):
                 return self.explain_requested(message.compare.explain)
             case "compare":
@@ -265,7 +238,7 @@ class WorkerProtocol:
                 return Outcome(capture=message.capture)
             case "done":
                 self.done = message.done
-                return Outcome(abort=True, stop_following=self.following is not None)
+                return Outcome(abort=True, stop_following=self.following.is_following)
             case kind:
                 return Outcome(unknown=str(kind))
         return Outcome()
@@ -278,6 +251,7 @@ class WorkerProtocol:
         """
         if message.generation < self.fenced:
             return Outcome()
+        self._is_evicted = False
         if message.generation == self.fenced:  # an echo, after a reconnect
             in_ring = self.generation == self.fenced
             return Outcome() if in_ring or self._ready_waits else Outcome(send=[self._ready()])
@@ -286,27 +260,27 @@ class WorkerProtocol:
         self.load = None
         self.go = None
         self.planned = None
-        self.follow = None
-        self._loaded = None
-        self._broken = None
-        if message.HasField("prepared_until") and self.step.stage is Stage.REPORTED and self.generation:
-            self._applies_until = message.prepared_until
+        self.following.asked = None
+        self._unanswered.change_ring()
+        is_reported = self.attempts.newest.stage is Stage.REPORTED
+        if message.HasField("prepared_until") and is_reported and self.generation:
+            self.attempts.applies_until = message.prepared_until
         send = [] if self._ready_waits else [self._ready()]
-        stop = self.following is not None and not message.followed
+        stop = self.following.is_following and not message.followed
         return Outcome(send=send, abort=True, form=self._formed_early(message), stop_following=stop)
 
     def follow_requested(self, message: ring_pb2.Follow) -> Outcome:
         """Store the master's request to follow the ring that trains."""
         if self.generation == 0 and self.fenced <= message.generation and not self.replacing:
-            self.follow = message
+            self.following.asked = message
         return Outcome()
 
     def load_requested(self, message: ring_pb2.Load) -> Outcome:
         """Store the master's request to load a checkpoint or keep the initial state: nobody holds state."""
         if message.generation != self.fenced or self.generation == self.fenced:
             return Outcome()
-        if self._loaded is not None:
-            return Outcome(send=[self._loaded])
+        if self._unanswered.loaded is not None:
+            return Outcome(send=[self._unanswered.loaded])
         self.load = message
         return Outcome()
 
@@ -322,11 +296,13 @@ class WorkerProtocol:
     def prepared(self, message: ring_pb2.Prepared) -> Outcome:
         """Note that all contexts after the step are durable, and take the requests that came along."""
         # After the fence the step in flight is lost, even if all its contexts have become durable meanwhile.
-        if message.generation != self.generation or self.changing or self.explain_later is not None:
+        is_late = message.generation != self.generation or self.changing
+        if is_late or self.attempts.explain_later is not None:
             return Outcome()
-        self.prepared_until = max(self.prepared_until, message.step + 1)
-        self.waits = message.next_waits
-        self._settle_ahead()
+        applied = self.attempts.prepared(message.step, next_waits=message.next_waits)
+        if applied is not None:
+            self.applied_step = applied
+            self._unanswered.step_applied()
         if message.HasField("extra") and message.extra.ready_order:
             self.ready_order = list(message.extra.ready_order)
         if message.HasField("then_checkpoint"):
@@ -334,7 +310,7 @@ class WorkerProtocol:
         if message.HasField("check"):
             self.check = message.check
         if message.HasField("follow"):
-            self.feed = message.follow
+            self.following.feed = message.follow
         # A planned change waits for the step that this Prepared allows, so that nothing is lost or repeated.
         if message.HasField("then_prepare"):
             form = self._formed_early(message.then_prepare)
@@ -342,8 +318,8 @@ class WorkerProtocol:
                 outcome = self._fence_planned(message.then_prepare)
                 outcome.form = form
                 # The step after one that was applied ahead may run: other members will not take part in it.
-                outcome.abort = self.step.in_flight
-                self.step.end_backward()
+                outcome.abort = self.attempts.newest.in_flight
+                self.attempts.newest.end_backward()
                 return outcome
             self.planned = message.then_prepare
             return Outcome(form=form)
@@ -354,10 +330,8 @@ class WorkerProtocol:
 
         What was applied ahead is undone before it is answered.
         """
-        self._is_explained = True
-        if self.ahead is None:
+        if not self.attempts.explain(message):
             return Outcome(explain=message)
-        self.explain_later = message
         # The next step's all-reduce may wait for members that are not ahead, and will not run that step.
         return Outcome(abort=True)
 
@@ -367,7 +341,7 @@ class WorkerProtocol:
         The epoch may begin, or the job ends.
         """
         if message.generation == self.generation and message.step == self.applied_step:
-            self.interval, self._interval_report = message, None
+            self.interval, self._unanswered.interval_report = message, None
         return Outcome()
 
     def welcome(self, message: ring_pb2.Welcome) -> Outcome:
@@ -381,36 +355,21 @@ class WorkerProtocol:
         self.holds_state = self.holds_state and not self.unconfirmed
         self.takes_positions = message.generator_positions
         self.changes_wait = message.planned_changes_wait
-        resumed = message.resumed
-        if not self.takes_positions:
-            # An older master would leave positions out without a word, and cannot read this job's store.
-            self._kept = deque(kept for kept in self._kept if not _has_positions(kept))
-            self._kept_bytes = sum(kept.step_report.ByteSize() for kept in self._kept)
-            resumed = resumed and not (self._report is not None and _has_positions(self._report))
-        again: list[ring_pb2.AttendRequest] = []
-        if message.HasField("reports_from"):
-            again = [kept for kept in self._kept if kept.step_report.step >= message.reports_from]
+        # An older master would leave positions out without a word, and cannot read this job's store.
+        is_unread = not self.takes_positions and self._unanswered.drop_positions()
+        reports = (
+            self._unanswered.reports_since(message.reports_from) if message.HasField("reports_from") else []
+        )
         finishes = message.HasField("prepared_until") and self.may_finish
-        if not resumed:
+        if not message.resumed or is_unread:
             outcome = self.evict()
-            outcome.send.extend(again)
+            outcome.send.extend(reports)
             if finishes:
-                self._applies_until = message.prepared_until
+                self.attempts.applies_until = message.prepared_until
         else:
-            outcome = Outcome(send=again)
-            if self.fenced > self.generation and not self._ready_waits:
-                outcome.send.append(self._loaded or self._ready())
-            elif self._report is not None and self._report not in again[-1:]:
-                outcome.send.append(self._report)
-            elif self._interval_report is not None:
-                outcome.send.append(self._interval_report)
-            elif self._ended is not None:
-                outcome.send.append(self._ended)
-            if self._check_report is not None:
-                outcome.send.append(self._check_report)
-            if self._broken is not None:
-                outcome.send.append(self._broken)
-            outcome.send.extend(self._saved)
+            is_due = self.fenced > self.generation and not self._ready_waits
+            ready = self._ready() if is_due else None
+            outcome = Outcome(send=self._unanswered.repeated(reports, ready))
         if self.leaving is not None:
             outcome.send.append(ring_pb2.AttendRequest(leaving=self.leaving))
         return outcome
@@ -418,14 +377,13 @@ class WorkerProtocol:
     def evict(self) -> Outcome:
         """Leave the current ring, because the master does not count this worker as a member (any more)."""
         self.generation = 0
+        self._is_evicted = True
         self._early = None
         self.load = self.go = self.planned = self.checkpoint = self.interval = self.check = None
-        self.follow = self.feed = self.explain_later = None
-        self._report = self._interval_report = self._check_report = None
-        self._loaded = self._broken = self._ended = None
-        self._saved.clear()
-        self.prepared_until = self._applies_until = 0
-        return Outcome(abort=True, stop_following=self.following is not None)
+        self.following.leave()
+        self.attempts.leave()
+        self._unanswered.leave()
+        return Outcome(abort=True, stop_following=self.following.is_following)
 
     # ------------------------------------------------------------------ the trainer's progress
 
@@ -436,22 +394,18 @@ class WorkerProtocol:
         """
         assert generation == self.fenced, (generation, self.fenced)
         self.generation = generation
-        self.applied_step = self._first_step = step
-        self.prepared_until = step
-        self._applies_until = 0
-        self.waits = self._is_explained = False
-        self._held = self.explain_later = None
+        self.applied_step = step
+        self.attempts.enter(step)
         self.holds_state = True
         self._take_history(self._history_of_go, step)
         self.ready_order = ready_order
         self._early = None
-        self.load = self.go = self.interval = self.check = self.feed = None
-        self._report = self._interval_report = self._check_report = None
-        self._loaded = self._broken = self._ended = None
+        self.load = self.go = self.interval = self.check = self.following.feed = None
+        self._unanswered.enter()
 
     def begin_replace(self, generation: int) -> bool:
-        """Claim the right to replace the weights; False if `generation` has been superseded."""
-        if generation != self.fenced:
+        """Claim the right to replace the weights; False if the change to `generation` is over."""
+        if not self.stands(generation):
             return False
         self.replacing = True
         return True
@@ -472,60 +426,43 @@ class WorkerProtocol:
 
     def begin_following(self) -> ring_pb2.Follow | None:
         """Begin to follow the ring, which changes the weights; None if that is not wanted any more."""
-        self.following, self.follow = self.follow, None
-        if self.following is not None:
+        follow = self.following.begin()
+        if follow is not None:
             self.replacing = True
             self.holds_state = False
-        return self.following
+        return follow
 
     def followed(self, step: int, digest: int) -> Outcome:
         """Report the digest of the state after `step` steps, as a newcomer that follows or as its source."""
-        follow = self.following or self.feed
-        if follow is None:
-            return Outcome()
-        report = ring_pb2.FollowReport(generation=follow.generation, step=step, digest=digest)
-        return Outcome(send=[ring_pb2.AttendRequest(follow_report=report)])
+        return Outcome(send=self.following.report_digest(step, digest))
 
     def feeding_failed(self, follow: ring_pb2.Follow, error: str) -> Outcome:
         """Report that this worker cannot go on sending to the newcomer that follows."""
-        if self.feed != follow:
-            return Outcome()  # the ring has changed, or another newcomer follows by now
-        self.feed = None
-        report = ring_pb2.FollowReport(generation=follow.generation, error=error[:500])
-        return Outcome(send=[ring_pb2.AttendRequest(follow_report=report)])
+        return Outcome(send=self.following.feed_failed(follow, error[:ERROR_CHARACTERS_MAX]))
 
     def end_following(self, step: int | None, error: str = "") -> Outcome:
         """Note that this worker has followed the ring to `step`, where it ends; None: it has given up."""
-        follow, self.following = self.following, None
-        assert follow is not None
-        self.replacing = False
         outcome = Outcome()
         if step is None:
-            report = ring_pb2.FollowReport(generation=follow.generation, error=error[:500])
-            outcome.send.append(ring_pb2.AttendRequest(follow_report=report))
+            follow, outcome.send = self.following.give_up(error[:ERROR_CHARACTERS_MAX])
         else:
+            follow = self.following.end()
             self.applied_step, self.holds_state = step, True
             self._take_history(follow.history_generation, step)
             # As with a Load: no Hello claims it before a Go has confirmed it.
             self.unconfirmed = True
+        self.replacing = False
         if self.fenced > follow.generation:
             outcome.send.append(self._ready())
         return outcome
 
     def begin_step(self) -> StepState:
         """Begin the next step to apply, and return its state."""
-        step = self.next_step
-        self.step = self.step.next(step, is_replay=step < self._begun_until)
-        self.step.begin()
-        self._begun_until = max(self._begun_until, step + 1)
-        return self.step
+        return self.attempts.begin(self.applied_step)
 
     def lose_step(self) -> Outcome:
         """Give up the step in flight, if there is one. Answers a change that waited for it to be applied."""
-        waited = self._finishes
-        if self.step.in_flight and self.step is not self.ahead:
-            self.step.lose()
-        self._held = None
+        waited = self.attempts.lose()
         return Outcome(send=[self._ready()]) if waited and not self._ready_waits else Outcome()
 
     def report(self, message: ring_pb2.StepReport, *, in_backward: bool = False) -> Outcome:
@@ -537,19 +474,11 @@ class WorkerProtocol:
         """
         # A change that is known by now has been answered; `end_backward` must not answer it again.
         in_backward = in_backward and not self.changing
-        if self.ahead is not None:
-            self.step.hold(in_backward=in_backward)
-            self._held = message
+        if self.attempts.hold(message, in_backward=in_backward):
             return Outcome()
         message.goes_ahead = message.goes_ahead and self._may_report_ahead(message.step)
-        self.step.report(in_backward=in_backward, goes_ahead=message.goes_ahead)
-        self._report = ring_pb2.AttendRequest(step_report=message)
-        self._kept.append(self._report)
-        self._kept_bytes += message.ByteSize()
-        # The newest report is always kept: it may be the one in flight.
-        while self._kept_bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
-            self._kept_bytes -= self._kept.popleft().step_report.ByteSize()
-        return Outcome(send=[self._report])
+        self.attempts.newest.report(in_backward=in_backward, goes_ahead=message.goes_ahead)
+        return Outcome(send=[self._unanswered.add_step_report(message)])
 
     def report_interval(self, message: ring_pb2.IntervalReport) -> Outcome:
         """Report the code before the first step of an epoch.
@@ -559,27 +488,22 @@ class WorkerProtocol:
         if not self.is_running:
             return Outcome()
         self.interval = None
-        self._interval_report = ring_pb2.AttendRequest(interval_report=message)
-        return Outcome(send=[self._interval_report])
+        self._unanswered.interval_report = request = ring_pb2.AttendRequest(interval_report=message)
+        return Outcome(send=[request])
 
     def check_report(self, message: ring_pb2.CheckReport) -> Outcome:
         """Report the digest of a checked EST's gradients, after its last backward of the step."""
-        self._check_report = ring_pb2.AttendRequest(check_report=message)
-        return Outcome(send=[self._check_report])
+        self._unanswered.check_report = request = ring_pb2.AttendRequest(check_report=message)
+        return Outcome(send=[request])
 
     def end_backward(self) -> Outcome:
         """End the last backward, or give it up. Answers a change that arrived during it."""
-        waited = self.step.end_backward()
+        waited = self.attempts.newest.end_backward()
         return Outcome(send=[self._ready()]) if waited and self.fenced > self.generation else Outcome()
 
     def begin_apply(self, step: int) -> bool:
         """Claim the right to apply `step`; False, with the step lost, if the ring has changed meanwhile."""
-        if not self.may_apply(step):
-            self.step.lose()
-            self._held = None
-            return False
-        self.step.prepare()
-        return True
+        return self.attempts.prepare(may_apply=self.may_apply(step))
 
     def begin_ahead(self, step: int) -> bool:
         """Claim the right to apply `step` ahead of its Prepared.
@@ -588,29 +512,21 @@ class WorkerProtocol:
         wait for it: Ready says `applied_step`, and what is done to the weights is undone before anything of
         them is sent.
         """
-        if not self.step.may_go_ahead or not self.may_go_ahead(step):
+        if not self.attempts.newest.may_go_ahead or not self.may_go_ahead(step):
             return False
-        self.step.go_ahead()
-        self.ahead = self.step
+        self.attempts.go_ahead()
         return True
 
     def take_back(self) -> bool:
         """Give up the step that was applied ahead, if it is lost. True: the caller must undo its effects."""
-        if not self.is_ahead_lost:
-            return False
-        assert self.ahead is not None
-        self.ahead.lose()
-        self.ahead = None
-        return True
+        return self.attempts.take_back(self.is_running)
 
     def end_apply(self, step: int) -> Outcome:
         """Note that the step is in the weights. Answers a change that was delayed by it."""
-        self.step.body_ended = True
-        if self.step.stage is Stage.AHEAD:
-            return Outcome()  # `prepared` completes it, or `take_back` gives it up
-        self.step.apply()
+        if not self.attempts.apply():
+            return Outcome()
         self.applied_step = step + 1
-        self._report = self._check_report = None
+        self._unanswered.step_applied()
         if self.fenced > self.generation:
             return Outcome(send=[self._ready()])
         if self.planned is not None:
@@ -622,8 +538,9 @@ class WorkerProtocol:
 
         Repeated after a reconnect, and by the trainer in a new ring.
         """
-        self._ended = ring_pb2.AttendRequest(comparison=ring_pb2.Comparison(end_early=message))
-        return Outcome(send=[self._ended])
+        request = ring_pb2.AttendRequest(comparison=ring_pb2.Comparison(end_early=message))
+        self._unanswered.ended = request
+        return Outcome(send=[request])
 
     def compared(self, message: ring_pb2.Compare) -> Outcome:
         """Take the master's comparison result, except requests that only the trainer can answer."""
@@ -648,33 +565,25 @@ class WorkerProtocol:
         self.load = None
         self._take_history(message.generation, message.step)
         self.unconfirmed = True
-        self._loaded = ring_pb2.AttendRequest(loaded=message)
-        return Outcome(send=[self._loaded])
+        self._unanswered.loaded = request = ring_pb2.AttendRequest(loaded=message)
+        return Outcome(send=[request])
 
     def saved(self, message: ring_pb2.Saved) -> Outcome:
         """Report a written shard or manifest; repeated after a reconnect until the next checkpoint."""
-        request = ring_pb2.AttendRequest(saved=message)
-        self._saved = [kept for kept in self._saved if kept.saved.checkpoint == message.checkpoint] + [
-            request
-        ]
-        return Outcome(send=[request])
+        return Outcome(send=[self._unanswered.add_saved(message)])
 
     def broken(self, step: int, error: str) -> Outcome:
         """Report that the collective failed, unless a change is already known."""
         if not self.is_running:
             return Outcome()
-        message = ring_pb2.RingBroken(generation=self.generation, step=step, error=error[:500])
-        self._broken = ring_pb2.AttendRequest(ring_broken=message)
-        return Outcome(send=[self._broken])
+        return self._report_broken(self.generation, step, error)
 
     def forming_failed(self, generation: int, error: str) -> Outcome:
         """Report that the group of `generation` could not be formed or filled with state."""
         if generation != self.fenced:
             return Outcome()  # the Go of a newer generation may already be stored
         self.go = None
-        message = ring_pb2.RingBroken(generation=generation, step=self.applied_step, error=error[:500])
-        self._broken = ring_pb2.AttendRequest(ring_broken=message)
-        return Outcome(send=[self._broken])
+        return self._report_broken(generation, self.applied_step, error)
 
     def heartbeat(self) -> ring_pb2.AttendRequest:
         """Build a heartbeat from the current state."""
@@ -690,68 +599,44 @@ class WorkerProtocol:
     def _may_report_ahead(self, step: int) -> bool:
         """True if nothing that is known when `step` is reported keeps it from going ahead.
 
-        The first step of a ring may not: optimizers begin their state in it, and the whole state is compared.
-        Nor may a step with whose Prepared may come what must be known at the beginning of the next one, and
-        none with a master that would drop the next one for a planned change. A worker that is to leave with
-        its node may be asked for a checkpoint, and saves it a step earlier if it waits.
+        A step with whose Prepared may come what must be known at the beginning of the next one may not, and
+        none may with a master that would drop the next one for a planned change. A worker that is to leave
+        with its node may be asked for a checkpoint, and saves it a step earlier if it waits.
         """
         return (
             self.changes_wait
-            and step > self._first_step
+            and self.attempts.may_report_ahead(step)
             and self.units == ()
-            and self.feed is None
+            and self.following.feed is None
             and self.leaving is None
-            and self._check_report is None
-            and not self.waits
-            and not self._is_explained
+            and self._unanswered.check_report is None
         )
-
-    def _settle_ahead(self) -> None:
-        """Complete the step that was applied ahead, if it is prepared now."""
-        ahead = self.ahead
-        if ahead is None or ahead.step >= self.prepared_until:
-            return
-        self.ahead = None
-        if not ahead.body_ended:
-            ahead.prepare()  # as if Prepared had come before the optimizer
-            return
-        ahead.apply()
-        self.applied_step = ahead.step + 1
-        self._report = self._check_report = None
 
     def _send_held(self) -> Outcome:
         """Send the report that was held back, if the step before it is prepared now."""
-        held, step = self._held, self.step
-        if held is None or self.ahead is not None or not step.is_held:
-            return Outcome()
-        self._held = None
-        return self.report(held, in_backward=step.in_backward)
+        held = self.attempts.take_held()
+        return Outcome() if held is None else self.report(held, in_backward=self.attempts.newest.in_backward)
+
+    def _report_broken(self, generation: int, step: int, error: str) -> Outcome:
+        cause = error[:ERROR_CHARACTERS_MAX]
+        message = ring_pb2.RingBroken(generation=generation, step=step, error=cause)
+        self._unanswered.broken = request = ring_pb2.AttendRequest(ring_broken=message)
+        return Outcome(send=[request])
 
     def _take_history(self, history_generation: int, step: int) -> None:
-        """Adopt the history of the weights, which are at `step`.
-
-        Drop reports of other histories and later steps.
-        """
-        kept = self._kept if history_generation == self.history_generation else ()
-        self._kept = deque(request for request in kept if request.step_report.step < step)
-        self._kept_bytes = sum(request.step_report.ByteSize() for request in self._kept)
+        """Adopt the history of the weights, which are at `step`."""
+        self._unanswered.take_history(step, is_same=history_generation == self.history_generation)
         self.history_generation = history_generation
         self.unconfirmed = False
 
     @property
     def _weights_change(self) -> bool:
         """True from the optimizer step to the end of the turn's body, and while state is put in place."""
-        return self.replacing or self.step.stage is Stage.PREPARED
+        return self.replacing or self.attempts.newest.stage is Stage.PREPARED
 
     @property
     def _ready_waits(self) -> bool:
-        return self.replacing or self.step.delays_ready or self._finishes
-
-    @property
-    def _finishes(self) -> bool:
-        """True while a reported step is still to be applied before a change of the ring is answered."""
-        is_prepared = self.step.step < self._applies_until
-        return is_prepared and self.step.stage in (Stage.REPORTED, Stage.PREPARED)
+        return self.replacing or self.attempts.newest.delays_ready or self.attempts.finishes
 
     def _ready(self) -> ring_pb2.AttendRequest:
         ready = ring_pb2.Ready(
@@ -775,10 +660,5 @@ class WorkerProtocol:
         self.fenced = prepare.generation
         self.load = None
         self.go = None
-        self._loaded = None
+        self._unanswered.loaded = None
         return Outcome(send=[self._ready()])
-
-
-def _has_positions(report: ring_pb2.AttendRequest) -> bool:
-    """True if a step report has contexts with positions of generators."""
-    return any(context.positions for context in report.step_report.contexts)

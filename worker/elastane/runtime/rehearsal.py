@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Final
 
 from elastane.runtime import probes
+from elastane_common.atomic_writes import write_atomically
 from elastane_common.errors import RefusedError
 
 VARIABLE: Final = "ELASTANE_REHEARSAL"
@@ -124,9 +125,7 @@ class Gate:
 
 def give_order(file: Path, text: str) -> None:
     """Write a worker's `orders` file atomically, so that it never reads half a text. Empty text: no order."""
-    beside = file.with_name(f".{file.name}.new")
-    beside.write_text(text)
-    beside.replace(file)
+    write_atomically(file, text)
 
 
 def install() -> None:

@@ -35,6 +35,7 @@ from elastane.tables.snapshot_file import SlotSnapshotError
 from elastane.tables.snapshots import newest
 from elastane.tables.spec import ModelSpec
 from elastane.tables.spec_proto import from_proto
+from elastane_common.atomic_writes import write_atomically
 from elastane_common.errors import ElastaneError
 from elastane_common.storage import Folder
 from elastane_proto.v1 import ps_pb2
@@ -155,8 +156,7 @@ class ReplayJob(PlainJob):
             self._said_at = now
             total = len(self._order.executions)
             path = Path(self._request.folder) / PROGRESS
-            path.with_suffix(".new").write_text(f"{total - self._order.left} {total}")
-            path.with_suffix(".new").replace(path)
+            write_atomically(path, f"{total - self._order.left} {total}")
 
 
 def _one_model(reading: JournalReading) -> ps_pb2.PsWelcome:

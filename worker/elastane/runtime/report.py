@@ -11,6 +11,7 @@ from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.prepared_objects import PreparedObjects
 from elastane.state.train_state import TrainState, fingerprint
 from elastane.state.unit_fingerprint import Pieces
+from elastane_common.atomic_writes import write_atomically
 
 
 def write_elastic_report(
@@ -66,6 +67,4 @@ def write_slots_report(directory: str, digests: list[str], *, tasks: int) -> Non
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1))
-    partial.replace(path)
+    write_atomically(path, json.dumps(content, indent=1))

@@ -57,7 +57,7 @@ class StateFeed:
     def at_boundary(self, step: int) -> None:
         """Begin to serve the newcomer that the master has named, go on, or end with a change of the ring."""
         protocol = self._session.protocol
-        message = protocol.feed
+        message = protocol.following.feed
         if (
             message is not None
             and message.step == step

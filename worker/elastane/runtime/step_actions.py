@@ -136,7 +136,7 @@ class StepActions:
         self._waited_seconds = 0.0
         self.ahead_settled()
         parts, protocol = self._parts, self._session.protocol
-        checkpoint, feed = protocol.checkpoint, protocol.feed
+        checkpoint, feed = protocol.checkpoint, protocol.following.feed
         saves = checkpoint is not None and checkpoint.step == turn.step
         feeds = feed is not None and feed.step == turn.step and not parts.feed.serves(feed)
         if not (saves or feeds):

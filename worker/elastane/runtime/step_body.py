@@ -200,7 +200,7 @@ class StepBody(Generic[T]):
             # comes with may still be under way to this one.
             if not self._protocol.is_ahead_decided:
                 await self._actions.wait_for(lambda: self._protocol.is_ahead_decided)
-            if self._protocol.explain_later is not None:
+            if self._protocol.attempts.explain_later is not None:
                 return  # it was aborted for that, and is answered at the boundary
             why = str(failure)
             self._actions.tell(lambda: self._protocol.broken(step, why))
@@ -278,7 +278,7 @@ class StepBody(Generic[T]):
         waits for the step before.
         """
         state, protocol = turn.state, self._protocol
-        if protocol.ahead is not None:
+        if protocol.attempts.ahead is not None:
             await self._actions.wait_for(lambda: protocol.is_ahead_decided)
         if state.stage is Stage.AHEAD:
             self.take_back()
@@ -290,15 +290,15 @@ class StepBody(Generic[T]):
         If the step before was applied ahead, wait until it is decided; if it is lost, return that step, which
         is the next one to run.
         """
-        ahead = self._protocol.ahead
+        ahead = self._protocol.attempts.ahead
         if ahead is None:
             return turn.step
         await self.is_applied(turn)
-        return turn.step if self._protocol.ahead is None else ahead.step
+        return turn.step if self._protocol.attempts.ahead is None else ahead.step
 
     def take_back(self) -> bool:
         """Undo the step that was applied ahead, if it is lost; False if there is none."""
-        ahead = self._protocol.ahead
+        ahead = self._protocol.attempts.ahead
         if ahead is None or not self._actions.undo():
             return False
         if ahead.body_ended:
@@ -313,7 +313,7 @@ class StepBody(Generic[T]):
         protocol = self._protocol
         if not protocol.is_ahead_decided:
             await self._actions.wait_for_decision(turn, lambda: protocol.is_ahead_decided)
-        if protocol.is_running and protocol.ahead is None and turn.state.in_flight:
+        if protocol.is_running and protocol.attempts.ahead is None and turn.state.in_flight:
             self._actions.at_late_boundary(turn)
 
     def _may_go_ahead(self, step: int) -> bool:

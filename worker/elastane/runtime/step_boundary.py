@@ -169,9 +169,9 @@ class StepBoundary:
         """
         protocol = self._protocol
         while True:
-            if protocol.ahead is not None and not self._actions.take_back():
+            if protocol.attempts.ahead is not None and not self._actions.take_back():
                 return
-            if protocol.explain_later is not None and protocol.is_running:
+            if protocol.attempts.explain_later is not None and protocol.is_running:
                 self._actions.explain()
                 # No step can run before the master has decided what comes of it: its members are not alike.
                 await self._actions.wait_for(lambda: not protocol.is_running)

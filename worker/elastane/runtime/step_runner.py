@@ -269,7 +269,7 @@ class StepRunner:
 
     def last_values(self) -> LastValues:
         """Return the means of the last step's logged values over this worker's ESTs."""
-        return last_values(self._protocol.step.tasks, self._parts.source.num_ests)
+        return last_values(self._protocol.attempts.newest.tasks, self._parts.source.num_ests)
 
     # ------------------------------------------------------------------ checks
 

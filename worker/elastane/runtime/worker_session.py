@@ -223,7 +223,7 @@ class WorkerSession:
         self.wait_for(lambda: protocol.must_act)
         with self._changed:
             self._at_boundary = False
-            asked = protocol.load or protocol.go or protocol.follow
+            asked = protocol.load or protocol.go or protocol.following.asked
             drain, done = protocol.drain, protocol.done
         if done is not None or drain is not None:
             self.exits.sent_away(done, drain)
@@ -272,7 +272,7 @@ class WorkerSession:
     def explain(self) -> None:
         """Answer the master's request for the parts of the state, which waited until a step was undone."""
         with self._changed:
-            asked = self.protocol.explain_later
+            asked = self.protocol.attempts.explain_later
         if asked is not None:
             self._explain(asked)
 
@@ -358,9 +358,9 @@ class WorkerSession:
         )
 
     def entered(self, go: ring_pb2.Go) -> bool:
-        """Start running in the new ring; False if its generation has already been superseded."""
+        """Start running in the new ring; False if it is over already."""
         with self._changed:
-            if self.protocol.fenced != go.generation:
+            if not self.protocol.stands(go.generation):
                 return False
             self.protocol.entered(go.generation, go.resume_step, list(go.extra.ready_order))
             self.protocol.check = go.check if go.HasField("check") else None
@@ -372,9 +372,9 @@ class WorkerSession:
     def _receive(self, message: ring_pb2.AttendResponse) -> None:
         with self._changed:
             self.spans.heard(message, in_ring=self.protocol.generation > 0)
-            ahead = self.protocol.ahead
+            ahead = self.protocol.attempts.ahead
             outcome = self.protocol.receive(message)
-            if self.protocol.ahead is not ahead:
+            if self.protocol.attempts.ahead is not ahead:
                 self.ahead_settled_at = perf_counter()
             self._carry_out(outcome)
             self.spans.said(outcome.send)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from elastane.tracking.tracker import Cursor, TrackedRun
+from elastane_common.atomic_writes import write_atomically
 from elastane_common.errors import RefusedError
 from elastane_common.logged import LoggedStep
 
@@ -53,10 +54,8 @@ class TensorBoard:
 
     def flush(self, cursor: Cursor) -> None:
         self._writer.flush()
-        file = self.folder / CURSOR_FILE
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps({"next_step": cursor.next_step, "token": cursor.token}))
-        partial.replace(file)
+        text = json.dumps({"next_step": cursor.next_step, "token": cursor.token})
+        write_atomically(self.folder / CURSOR_FILE, text)
 
     def close(self, *, finished: bool) -> None:
         self._writer.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ import grpc
 
 from elastane_agent.relay.service import RelayService
 from elastane_agent.relay.upstream import Upstream
+from elastane_common.atomic_writes import write_atomically
 from elastane_common.message_size import size_options
 from elastane_proto.channels import server_options
 
@@ -35,9 +35,7 @@ async def relay(master: str, listen: str, port_file: Path) -> None:
     host = listen.rpartition(":")[0]
     port = server.add_insecure_port(listen)
     await server.start()
-    temporary = port_file.with_name(f".{port_file.name}.{os.getpid()}")
-    temporary.write_text(f"{host}:{port}\n")
-    temporary.replace(port_file)
+    write_atomically(port_file, f"{host}:{port}\n")
     try:
         await stop.wait()
     finally:

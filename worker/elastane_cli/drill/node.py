@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from elastane_common.atomic_writes import write_atomically
 from elastane_common.errors import ElastaneError
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Stream
@@ -71,10 +72,8 @@ class SpotNode:
 
         Returns the time.monotonic() of the notice.
         """
-        beside = self._notice.with_suffix(".new")
-        beside.write_text(json.dumps({"seconds": seconds, "reason": "spot drill"}))
         at = time.monotonic()
-        beside.replace(self._notice)
+        write_atomically(self._notice, json.dumps({"seconds": seconds, "reason": "spot drill"}))
         self.wait_for("spot_notice", seconds)
         return at
 

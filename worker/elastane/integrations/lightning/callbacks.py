@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+
+from elastane_common.atomic_writes import atomic_file
 
 
 class CallbackStates:
@@ -69,12 +70,5 @@ class WholeFiles(TorchCheckpointIO):
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            with beside.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(target)
-        finally:
-            beside.unlink(missing_ok=True)
+        with atomic_file(target, durable=True) as file:
+            torch.save(checkpoint, file)

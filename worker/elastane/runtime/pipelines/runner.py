@@ -358,7 +358,7 @@ class PipelineRunner:
 
     def last_values(self) -> LastValues:
         """Return the means of the last step's logged values over this worker's home ESTs."""
-        return last_values(self._protocol.step.tasks, self._parts.source.num_ests)
+        return last_values(self._protocol.attempts.newest.tasks, self._parts.source.num_ests)
 
     # ------------------------------------------------------------------ checks
 

@@ -20,6 +20,7 @@ from elastane_agent.supervisor.notices.fetch import fetcher
 from elastane_agent.supervisor.notices.notice import Notice, NoticeFormatError
 from elastane_agent.supervisor.notices.sources import CLOUDS, Source
 from elastane_agent.supervisor.notices.watch import NoticeWatch
+from elastane_common.atomic_writes import write_atomically
 
 #: Timeout while looking for a metadata service; it is on the node itself.
 DETECT_TIMEOUT_SECONDS: Final = 1.0
@@ -86,9 +87,7 @@ class NodeNotices:
 
     def _write(self, content: Mapping[str, object]) -> None:
         """Replace the notice file atomically, because a worker may be reading it."""
-        fresh = self._notice_file.with_suffix(".new")
-        fresh.write_text(json.dumps(content))
-        fresh.replace(self._notice_file)
+        write_atomically(self._notice_file, json.dumps(content))
 
     def stop(self) -> None:
         """Stop polling and remove the files."""
@@ -108,8 +107,6 @@ class NodeNotices:
         try:
             capacity = source.capacity()
             if capacity and self._capacity == AUTO:
-                fresh = self._capacity_file.with_suffix(".new")
-                fresh.write_text(capacity)
-                fresh.replace(self._capacity_file)
+                write_atomically(self._capacity_file, capacity)
         except (OSError, NoticeFormatError):
             return  # unknown; or the agent has removed the folder already

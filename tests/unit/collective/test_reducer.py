@@ -323,6 +323,23 @@ def test_a_sparse_gradient_is_refused(make):
         module(torch.tensor([1])).sum().backward()
 
 
+def test_a_sparse_gradient_behind_dense_ones_is_refused(make):
+    module = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 2))
+    make(module).begin_backward(0, False, record_order=False)
+    with pytest.raises(UnsupportedError, match=r"0\.weight has a sparse"):
+        module(torch.tensor([1])).sum().backward()
+
+
+@pytest.mark.parametrize("ests", [1, 3])
+def test_a_second_backward_in_a_turn_through_other_parameters_is_refused(make, ests):
+    module = nn.ModuleDict({"first": nn.Linear(4, 2), "second": nn.Linear(4, 2)})
+    reducer = make(module, ests, find_unused_parameters=True)
+    reducer.begin_backward(0, ests == 1, record_order=False)
+    module["first"](torch.ones(1, 4)).sum().backward()
+    with pytest.raises(StepError, match=r"second\..* got a second gradient"):
+        module["second"](torch.ones(1, 4)).sum().backward()
+
+
 def test_zeroing_in_place_turns_negative_zeros_positive_for_every_est(make):
     """Stock ranks add -0.0 to the zeros that zero_grad(set_to_none=False) leaves, and get 0.0."""
     module = _Elementwise()

@@ -45,6 +45,8 @@ class Backward:
     in_place: list[int]
     #: By bucket that is copied at once: the gradients that have arrived, with their versions at that time.
     waiting: list[list[tuple[int, Tensor, int]]]
+    #: Bucket of each parameter whose gradient may wait; None: taken by itself.
+    waits_in: list[int | None]
     #: Number of buckets given to the ring's thread, in order.
     started: int = 0
     callback_queued: bool = False

@@ -25,8 +25,7 @@ The averages are views of memory that the next step's all-reduce writes to, as w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence, Sized
 from operator import or_
 from typing import Any
 
@@ -34,6 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from elastane.collective.backward import Backward, BackwardReport
 from elastane.collective.buckets import Bucket, first_layout, rebuilt_layout, unused_layout
@@ -91,10 +91,9 @@ class Reducer:
         #: Parameters that some EST of this worker used in the step; after the exchange, some EST of the ring.
         self._used = bytearray(len(self._params))
         self._order: dict[int, None] = {}
-        self._hooks = [
-            param.register_post_accumulate_grad_hook(partial(self._take, index))
-            for index, param in enumerate(self._params)
-        ]
+        self._hooks = [self._hook(index, param) for index, param in enumerate(self._params)]
+        #: `Backward.waits_in` of a backward whose gradients are all taken one by one.
+        self._none_waits: list[int | None] = [None] * len(self._params)
         #: Called when the backward of a mini-batch is over, before its step is reported.
         self.backward_ended: Callable[[], None] = lambda: None
         #: Why the step's all-reduce failed, or None. Reset by `drop` and a new step.
@@ -201,6 +200,7 @@ class Reducer:
             [0] * len(slots.layout) if first or before is None else before.added,
             [0] * len(slots.layout),
             [[] for _ in slots.layout],
+            self._none_waits if record_order or not sync or self._deferred else slots.waits_in,
             guest=guest,
             digest=digest if sync else None,
             report=report if last and sync else None,
@@ -278,8 +278,45 @@ class Reducer:
             backward.callback_queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
+    def _hook(self, index: int, param: Parameter) -> RemovableHandle:
+        """Register the hook of parameter `index`.
+
+        It runs for every parameter in every backward, behind kernels that have emptied the caches, so that
+        each line of it costs several times what it costs in a loop: a small gradient that nothing is known to
+        write to is noted without a call.
+        """
+        hooks: Sized = ()
+
+        def take(param: Tensor) -> None:
+            backward, slots, gradient = self._backward, self._slots, param.grad
+            if backward is None or slots is None:
+                return  # outside the loop gradients belong to the script
+            bucket = backward.waits_in[index]
+            if (
+                bucket is None
+                or backward.arrived[index]
+                or not backward.begun
+                or len(hooks) > 1  # one of the script's may write to the gradient after ours
+                or gradient is None
+                or gradient is slots.averages[index]
+            ):
+                self._take(index, param)
+                return
+            backward.arrived[index] = 1
+            # The version detects later writes.
+            backward.waiting[bucket].append((index, gradient, gradient._version))
+            backward.missing[bucket] -= 1
+            if not backward.missing[bucket]:
+                self._fill(bucket, backward, slots)
+            if backward.last:
+                param.grad = None
+
+        handle = param.register_post_accumulate_grad_hook(take)
+        hooks = param._post_accumulate_grad_hooks  # the same object for as long as the parameter lives
+        return handle
+
     def _take(self, index: int, param: Tensor) -> None:
-        """Hook: take the gradient of parameter `index`, complete for this backward."""
+        """Take the gradient of parameter `index`, complete for this backward."""
         backward, slots = self._backward, self._slots
         if backward is None or slots is None:
             return  # outside the loop gradients belong to the script
@@ -293,11 +330,7 @@ class Reducer:
                 parameter=self._names[index],
             )
         if gradient.layout is not torch.strided:
-            raise UnsupportedError(
-                f"parameter {self._names[index]} has a sparse gradient",
-                hint="use dense gradients (sparse=False)",
-                parameter=self._names[index],
-            )
+            raise self._sparse(index)
         backward.arrived[index] = 1
         if not backward.begun:
             backward.begun = True
@@ -330,8 +363,11 @@ class Reducer:
         else:
             self._scale_into(slots.views[backward.slot][index], gradient, in_place)
         backward.missing[bucket] -= 1
-        if backward.missing[bucket]:
-            return
+        if not backward.missing[bucket]:
+            self._fill(bucket, backward, slots)
+
+    def _fill(self, bucket: int, backward: Backward, slots: Slots) -> None:
+        """Fill the EST's slot of a bucket whose gradients have all arrived, and start what can be summed."""
         if backward.waiting[bucket]:
             self._gather(bucket, backward, slots)
         if backward.in_place[bucket]:
@@ -362,7 +398,13 @@ class Reducer:
     def _gather(self, bucket: int, backward: Backward, slots: Slots) -> None:
         """Copy all waiting gradients of a bucket into the EST's slot."""
         waiting, backward.waiting[bucket] = backward.waiting[bucket], []
+        targets, gradients, views = [], [], slots.views[backward.slot]
         for index, gradient, version in waiting:
+            if gradient.layout is not torch.strided:
+                raise self._sparse(index)
+            targets.append(views[index])
+            # Without the graph of backward(create_graph=True).
+            gradients.append(gradient.detach() if gradient.requires_grad else gradient)
             if gradient._version != version:
                 raise UnsupportedError(
                     f"the gradient of parameter {self._names[index]} was changed while backward() ran",
@@ -370,16 +412,20 @@ class Reducer:
                     " prepare, or between backward() and optimizer.step()",
                     parameter=self._names[index],
                 )
-        views = slots.views[backward.slot]
         if len(waiting) < len(slots.layout[bucket].places):
-            for index, gradient, _ in waiting:
-                self._scale_into(views[index], gradient, False)
+            for target, gradient in zip(targets, gradients, strict=True):
+                self._scale_into(target, gradient, False)
             return
         # None of the tensors requires a gradient, so no graph arises, whether or not backward() makes one.
-        torch._foreach_copy_(
-            [views[index] for index, _, _ in waiting], [gradient for _, gradient, _ in waiting]
-        )
+        torch._foreach_copy_(targets, gradients)
         slots.plans[bucket].slots[backward.slot].mul_(self._factor)
+
+    def _sparse(self, index: int) -> UnsupportedError:
+        return UnsupportedError(
+            f"parameter {self._names[index]} has a sparse gradient",
+            hint="use dense gradients (sparse=False)",
+            parameter=self._names[index],
+        )
 
     def _check_zeroed(self, bucket: int, backward: Backward, slots: Slots) -> None:
         """Raise UnsupportedError if gradients were added to the last step's averages without zeroing them.
@@ -403,7 +449,7 @@ class Reducer:
             # backward() yet.
             backward.callback_queued = False
             return
-        backward.complete = True
+        backward.complete, backward.waits_in = True, self._none_waits
         self.backward_ended()
         if not backward.guest:
             self._used = bytearray(map(or_, self._used, backward.arrived))

@@ -41,6 +41,8 @@ class Slots:
     bucket_of: list[int]
     #: By bucket: its gradients are small, and copied all at once when the last has arrived.
     gathered: list[bool]
+    #: The same by parameter: its bucket if that is gathered, else None.
+    waits_in: list[int | None]
     #: Version of each bucket's sums when gradients were last taken or shown; shows later writes to p.grad.
     #: Empty: unknown, in new memory.
     versions: list[int] = field(default_factory=list)
@@ -116,13 +118,15 @@ def allocate(
         averages.update(bucket.views(plan.out))
         for place in bucket.places:
             bucket_of[place.index] = number
+    gathered = [_is_gathered(bucket) for bucket in layout]
     return Slots(
         layout,
         plans,
         [_in_order(views, parameters) for views in by_slot],
         _in_order(averages, parameters),
         bucket_of,
-        [_is_gathered(bucket) for bucket in layout],
+        gathered,
+        [bucket if gathered[bucket] else None for bucket in bucket_of],
     )
 
 

@@ -1,4 +1,4 @@
-"""Read and write Python's and NumPy's global generators directly in memory.
+"""Read and write the global generators directly in memory.
 
 Their public calls use a tuple of 625 integers, and an array filled word by word: 40 us to capture a state and
 as much to restore it, for every EST at every mini-batch. The memory itself is copied in a microsecond.
@@ -8,6 +8,10 @@ public calls, and its memory must show them, before and after it draws; written 
 the public calls. If anything differs, `find_*` return None and the public calls are used. NumPy documents the
 address of a bit generator's state; only the cached gaussian is searched for.
 
+Of torch's CPU generator the memory only shows whether the state is the one last read, and takes back a state
+that it has had: bytes come from `get_state`, and states that are new here go in by `set_state`. Both take
+20 us or more behind a step, and most EST switches are between states that nothing was drawn from.
+
 Used by `rng`, with its byte layouts; the caller holds the GIL throughout.
 """
 
@@ -16,7 +20,10 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
+from collections.abc import Iterator
 from typing import Any, Final
+
+import torch
 
 try:
     import numpy as np
@@ -32,6 +39,14 @@ _FLAG: Final = struct.Struct("<i")
 _VALUE: Final = struct.Struct("<d")
 _NO_GAUSSIAN: Final = struct.pack("<Bd", 0, 0.0)
 _VERSION: Final = struct.pack("<I", random.Random.VERSION)
+#: torch's legacy state: seed, left, seeded, position, words, the cached gaussians as in `_torch_changes`.
+_TORCH_STATE: Final = struct.Struct(f"<QiiQ{WORDS}Q3di4xfB3x")
+#: In memory: seed, left, seeded, position, then the words, 4 bytes that mean nothing, and the gaussians, a
+#: float and a double with a flag behind each.
+_TORCH_HEAD: Final = struct.Struct("<QiB3xI")
+_TORCH_BYTES: Final = _TORCH_HEAD.size + _WORD_BYTES + 4 + 8 + 16
+_IMAGES_MAX: Final = 512
+"""About 4 MB of the last states of torch's generator: those of more ESTs than a worker usually hosts."""
 _LITTLE_ENDIAN: Final = struct.pack("=I", 1) == struct.pack("<I", 1)
 
 
@@ -105,6 +120,45 @@ class NumpyMemory:
         self._known = memory, gaussian, state
 
 
+class TorchMemory:
+    """Memory of a CPU `torch.Generator`: seed, position and words, then both cached gaussians.
+
+    Bytes as in "rng/torch_cpu".
+    """
+
+    def __init__(self, generator: torch.Generator, offset: int) -> None:
+        self._generator = generator
+        self._memory = _memory(generator._cdata + offset, _TORCH_BYTES)
+        self._known = b"", b""
+        #: The memory of the last states, by their bytes.
+        self._images: dict[bytes, bytes] = {}
+
+    def read(self) -> bytes:
+        """Return the state; the same object if it is still the one last read or written."""
+        memory = self._memory.raw
+        known, state = self._known
+        if memory != known:
+            state = torch_bytes(self._generator)
+            self._keep(state, memory)
+        return state
+
+    def write(self, state: bytes) -> None:
+        """Inverse of `read`. Raises RuntimeError, or ValueError for no bytes, for what is not a state."""
+        memory = self._images.get(state)
+        if memory is None:
+            write_torch(self._generator, state)
+            memory = self._memory.raw
+        else:
+            self._memory.raw = memory
+        self._keep(state, memory)
+
+    def _keep(self, state: bytes, memory: bytes) -> None:
+        self._known = memory, state
+        if len(self._images) >= _IMAGES_MAX and state not in self._images:
+            del self._images[next(iter(self._images))]
+        self._images[state] = memory
+
+
 def find_python(generator: random.Random) -> PythonMemory | None:
     """Return the memory of `generator`; None if its layout is not the expected one."""
     if not _LITTLE_ENDIAN or type(generator) is not random.Random:
@@ -149,6 +203,42 @@ def find_numpy(generator: Any) -> NumpyMemory | None:
     return NumpyMemory(generator, offset)
 
 
+def find_torch(generator: torch.Generator) -> TorchMemory | None:
+    """Return the memory of `generator`; None if its layout is not the expected one."""
+    if not _LITTLE_ENDIAN or type(generator) is not torch.Generator or generator.device.type != "cpu":
+        return None
+    probe, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    offset = _torch_offset(probe)
+    if offset is None or offset != _torch_offset(other) or offset != _torch_offset(generator):
+        return None
+    image, written = _memory(probe._cdata + offset, _TORCH_BYTES), TorchMemory(other, offset)
+    before = torch_bytes(probe), image.raw
+    for _ in _torch_changes(probe):
+        state, memory = torch_bytes(probe), image.raw
+        if state != before[0] and memory == before[1]:
+            return None  # a part of the state is elsewhere
+        written._images = {state: memory}
+        written.write(state)
+        drawn = [torch.randn(size, generator=other) for size in (1, 1, 40)]
+        probe_after = torch.Generator()
+        write_torch(probe_after, state)
+        if not all(map(torch.equal, drawn, [torch.randn(s, generator=probe_after) for s in (1, 1, 40)])):
+            return None
+        before = state, memory
+    return TorchMemory(generator, offset)
+
+
+def torch_bytes(generator: torch.Generator) -> bytes:
+    """Return the state of a generator through its public call."""
+    state = generator.get_state()  # a uint8 CPU tensor, also for device generators
+    return ctypes.string_at(state.data_ptr(), state.numel())  # Tensor.numpy() would need NumPy
+
+
+def write_torch(generator: torch.Generator, state: bytes) -> None:
+    """Inverse of `torch_bytes`. Raises RuntimeError, or ValueError for no bytes, for what is not a state."""
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
 def numpy_bytes(generator: Any) -> bytes:
     """Return the state of a `RandomState` on MT19937 through its public call."""
     state = generator.get_state(legacy=False)
@@ -159,6 +249,53 @@ def numpy_bytes(generator: Any) -> bytes:
 def _memory(place: int, size: int) -> ctypes.Array[ctypes.c_char]:
     """Return the bytes at an address, to read and write."""
     return (ctypes.c_char * size).from_address(place)
+
+
+def _torch_offset(generator: torch.Generator) -> int | None:
+    """Return the offset of the seed: before the words, which are searched for in the object's own memory."""
+    try:
+        size = ctypes.CDLL(None).malloc_usable_size
+    except (AttributeError, OSError):  # another C library does not say how long the object is
+        return None
+    size.argtypes, size.restype = [ctypes.c_void_p], ctypes.c_size_t
+    bytes_max = size(generator._cdata)
+    state = torch_bytes(generator)
+    if len(state) != _TORCH_STATE.size:
+        return None
+    fields = _TORCH_STATE.unpack(state)
+    words = struct.pack(f"<{WORDS}I", *fields[4 : 4 + WORDS])
+    memory = ctypes.string_at(generator._cdata, bytes_max)
+    offset = memory.find(words) - _TORCH_HEAD.size
+    if not 0 <= offset <= bytes_max - _TORCH_BYTES:
+        return None
+    return offset if _TORCH_HEAD.unpack_from(memory, offset) == fields[:4] else None
+
+
+def _torch_changes(probe: torch.Generator) -> Iterator[None]:
+    """Change the state of a generator again and again, every field of it at least once alone."""
+    for size in (1, 1, 3, 40, 623, 1, 5000):
+        torch.randn(size, generator=probe)
+        yield
+        torch.rand(size, generator=probe)
+        yield
+    seed, left, seeded, position, *rest = _TORCH_STATE.unpack(torch_bytes(probe))
+    words, gaussians = rest[:WORDS], rest[WORDS:]
+    for fields in (
+        (seed + 1, left, seeded, position, *words, *gaussians),
+        (seed + 1, left - 1, seeded, position, *words, *gaussians),
+        (seed + 1, left - 1, seeded, position + 1, *words, *gaussians),
+        (seed + 1, left - 1, seeded, position + 1, words[0] ^ 1, *words[1:], *gaussians),
+        (seed + 1, left - 1, seeded, position + 1, *words[:-1], words[-1] ^ 1, *gaussians),
+        # (x, y, rho, whether y counts) of the double, then the float and whether it counts
+        (seed, left, seeded, position, *words, 0.0, 0.25, 0.0, 1, 0.0, 0),
+        (seed, left, seeded, position, *words, 0.0, 0.75, 0.0, 1, 0.0, 0),
+        (seed, left, seeded, position, *words, 0.0, 0.0, 0.0, 0, 0.0, 0),
+        (seed, left, seeded, position, *words, 0.0, 0.0, 0.0, 0, 0.25, 1),
+        (seed, left, seeded, position, *words, 0.0, 0.0, 0.0, 0, 0.75, 1),
+        (seed, left, seeded, position, *words, 0.0, 0.0, 0.0, 0, 0.0, 0),
+    ):
+        write_torch(probe, _TORCH_STATE.pack(*fields))
+        yield
 
 
 def _on_mersenne(generator: Any) -> bool:

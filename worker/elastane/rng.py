@@ -16,15 +16,24 @@ Layouts, all little-endian:
 
 from __future__ import annotations
 
-import ctypes
 import random
 import struct
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 
 import torch
 
-from elastane.generator_memory import NumpyMemory, PythonMemory, find_numpy, find_python, numpy_bytes
+from elastane.generator_memory import (
+    NumpyMemory,
+    PythonMemory,
+    TorchMemory,
+    find_numpy,
+    find_python,
+    find_torch,
+    numpy_bytes,
+    torch_bytes,
+    write_torch,
+)
 from elastane_common.errors import ElastaneError
 from elastane_proto.contexts import NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
 
@@ -109,9 +118,10 @@ class Generators:
         elif name == NUMPY:
             state = _capture_numpy()
         elif name == TORCH_CPU:
-            state = _capture_torch(torch.default_generator)
+            memory = _torch_memory()
+            state = torch_bytes(torch.default_generator) if memory is None else memory.read()
         else:
-            state = _capture_torch(self._device_generator())
+            state = torch_bytes(self._device_generator())
         known = self._known.get(name)
         # The same bytes object, so that later comparisons (deltas, exchange) succeed by identity.
         if known is not None and known == state:
@@ -125,9 +135,13 @@ class Generators:
         elif name == NUMPY:
             _restore_numpy(state)
         elif name == TORCH_CPU:
-            _restore_torch(name, torch.default_generator, state)
+            memory = _torch_memory()
+            if memory is None:
+                _restore_torch(name, state, partial(write_torch, torch.default_generator))
+            else:
+                _restore_torch(name, state, memory.write)
         else:
-            _restore_torch(name, self._device_generator(), state)
+            _restore_torch(name, state, partial(write_torch, self._device_generator()))
         self._known[name] = state
 
     def _device_generator(self) -> torch.Generator:
@@ -172,6 +186,11 @@ def _may_have_accelerator() -> bool:
 def _python_memory() -> PythonMemory | None:
     """Return the global generator's memory, if its layout is known."""
     return find_python(random._inst)
+
+
+@cache
+def _torch_memory() -> TorchMemory | None:
+    return find_torch(torch.default_generator)
 
 
 @cache
@@ -234,14 +253,9 @@ def _restore_numpy(state: bytes) -> None:
     np.random.set_state(("MT19937", key, position, flag, gaussian))
 
 
-def _capture_torch(generator: torch.Generator) -> bytes:
-    state = generator.get_state()  # a uint8 CPU tensor, also for device generators
-    return ctypes.string_at(state.data_ptr(), state.numel())  # Tensor.numpy() would need NumPy
-
-
-def _restore_torch(name: str, generator: torch.Generator, state: bytes) -> None:
+def _restore_torch(name: str, state: bytes, write: Callable[[bytes], None]) -> None:
     try:
-        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        write(state)
     except (RuntimeError, ValueError) as error:
         raise _corrupted(name, f"{len(state)} bytes: {str(error).splitlines()[0]}") from error
 

@@ -207,7 +207,16 @@ def find_torch(generator: torch.Generator) -> TorchMemory | None:
     """Return the memory of `generator`; None if its layout is not the expected one."""
     if not _LITTLE_ENDIAN or type(generator) is not torch.Generator or generator.device.type != "cpu":
         return None
-    probe, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    try:
+        offset = _tried_offset(generator)
+    except (AttributeError, RuntimeError, struct.error):  # calls that are others in this version of torch
+        return None
+    return None if offset is None else TorchMemory(generator, offset)
+
+
+def _tried_offset(generator: torch.Generator) -> int | None:
+    """Return where the state is in a generator's memory, if the memory of others shows all that they do."""
+    probe, other, plain = (torch.Generator().manual_seed(seed) for seed in (1, 2, 3))
     offset = _torch_offset(probe)
     if offset is None or offset != _torch_offset(other) or offset != _torch_offset(generator):
         return None
@@ -219,13 +228,11 @@ def find_torch(generator: torch.Generator) -> TorchMemory | None:
             return None  # a part of the state is elsewhere
         written._images = {state: memory}
         written.write(state)
-        drawn = [torch.randn(size, generator=other) for size in (1, 1, 40)]
-        probe_after = torch.Generator()
-        write_torch(probe_after, state)
-        if not all(map(torch.equal, drawn, [torch.randn(s, generator=probe_after) for s in (1, 1, 40)])):
+        write_torch(plain, state)
+        if not all(torch.equal(*(torch.randn(n, generator=g) for g in (other, plain))) for n in (1, 1, 40)):
             return None
         before = state, memory
-    return TorchMemory(generator, offset)
+    return offset
 
 
 def torch_bytes(generator: torch.Generator) -> bytes:
@@ -253,10 +260,7 @@ def _memory(place: int, size: int) -> ctypes.Array[ctypes.c_char]:
 
 def _torch_offset(generator: torch.Generator) -> int | None:
     """Return the offset of the seed: before the words, which are searched for in the object's own memory."""
-    try:
-        size = ctypes.CDLL(None).malloc_usable_size
-    except (AttributeError, OSError):  # another C library does not say how long the object is
-        return None
+    size = ctypes.CDLL(None).malloc_usable_size  # AttributeError: a C library that does not say it
     size.argtypes, size.restype = [ctypes.c_void_p], ctypes.c_size_t
     bytes_max = size(generator._cdata)
     state = torch_bytes(generator)

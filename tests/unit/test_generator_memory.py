@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from elastane import generator_memory, rng
-from elastane.generator_memory import find_numpy, find_python, find_torch, numpy_bytes, torch_bytes, write_torch
+from elastane.generator_memory import (
+    find_numpy,
+    find_python,
+    find_torch,
+    numpy_bytes,
+    torch_bytes,
+    write_torch,
+)
 from elastane.rng import Generators, seed_all
 
 

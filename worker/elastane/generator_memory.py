@@ -128,7 +128,7 @@ class TorchMemory:
 
     def __init__(self, generator: torch.Generator, offset: int) -> None:
         self._generator = generator
-        self._memory = _memory(generator._cdata + offset, _TORCH_BYTES)
+        self._memory = _memory(_address(generator) + offset, _TORCH_BYTES)
         self._known = b"", b""
         #: The memory of the last states, by their bytes.
         self._images: dict[bytes, bytes] = {}
@@ -220,7 +220,7 @@ def _tried_offset(generator: torch.Generator) -> int | None:
     offset = _torch_offset(probe)
     if offset is None or offset != _torch_offset(other) or offset != _torch_offset(generator):
         return None
-    image, written = _memory(probe._cdata + offset, _TORCH_BYTES), TorchMemory(other, offset)
+    image, written = _memory(_address(probe) + offset, _TORCH_BYTES), TorchMemory(other, offset)
     before = torch_bytes(probe), image.raw
     for _ in _torch_changes(probe):
         state, memory = torch_bytes(probe), image.raw
@@ -258,17 +258,22 @@ def _memory(place: int, size: int) -> ctypes.Array[ctypes.c_char]:
     return (ctypes.c_char * size).from_address(place)
 
 
+def _address(generator: Any) -> int:
+    """Return the address of torch's own object."""
+    return int(generator._cdata)
+
+
 def _torch_offset(generator: torch.Generator) -> int | None:
     """Return the offset of the seed: before the words, which are searched for in the object's own memory."""
     size = ctypes.CDLL(None).malloc_usable_size  # AttributeError: a C library that does not say it
     size.argtypes, size.restype = [ctypes.c_void_p], ctypes.c_size_t
-    bytes_max = size(generator._cdata)
+    bytes_max = size(_address(generator))
     state = torch_bytes(generator)
     if len(state) != _TORCH_STATE.size:
         return None
     fields = _TORCH_STATE.unpack(state)
     words = struct.pack(f"<{WORDS}I", *fields[4 : 4 + WORDS])
-    memory = ctypes.string_at(generator._cdata, bytes_max)
+    memory = ctypes.string_at(_address(generator), bytes_max)
     offset = memory.find(words) - _TORCH_HEAD.size
     if not 0 <= offset <= bytes_max - _TORCH_BYTES:
         return None

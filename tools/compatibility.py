@@ -4,7 +4,7 @@
     python tools/compatibility.py --torch 2.14.1 PYTHON      with this torch, else the tested one
     python tools/compatibility.py --torch system PYTHON      with the torch of the system's packages
     python tools/compatibility.py --torch none PYTHON        what needs no torch: client and master
-    python tools/compatibility.py --folder FOLDER PYTHON     keeps its environment, or goes on with the one there
+    python tools/compatibility.py --folder FOLDER PYTHON     keeps the environment, or goes on with that there
     python tools/compatibility.py --here                     in this environment, printed (make test-quick)
     python tools/compatibility.py --page                     writes the table of docs/installing.md
 
@@ -48,6 +48,7 @@ TOOLS: Final = (
     "tensorboardX",
     "trustme",
 )
+PIP: Final = ("-m", "pip", "install", "--quiet", "--no-compile")
 SYSTEM: Final = "system"
 NONE: Final = "none"
 _FACTS: Final = """
@@ -142,7 +143,7 @@ def make_environment(python: str, torch: str, folder: Path) -> Path:
     # The newest that is there, but for torch: the metadata's ranges are tested, and not our pins.
     variables = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
     subprocess.run(
-        [str(interpreter), "-m", "pip", "install", "--quiet", "--no-compile", "-e", str(ROOT), *TOOLS, *wanted],
+        [str(interpreter), *PIP, "-e", str(ROOT), *TOOLS, *wanted],
         env=variables,
         check=True,
     )
@@ -200,7 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="interpreters, as python3.13")
     parser.add_argument("--torch", help="version, `system` or `none` (default: the tested version)")
     parser.add_argument("--here", action="store_true", help="in this environment; writes nothing")
-    parser.add_argument("--folder", help="environment of the one PYTHON, which is kept (default: a temporary one)")
+    parser.add_argument("--folder", help="environment of the one PYTHON, kept (default: a temporary one)")
     parser.add_argument("--page", action="store_true", help="only write the table into docs/installing.md")
     parser.add_argument("--jobs", type=int, default=2, help="tests at once")
     given = parser.parse_args(arguments)

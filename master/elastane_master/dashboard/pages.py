@@ -47,7 +47,7 @@ ASKED_PARTS: Final = ("timeline", "curves", "events", "workers")
 NOTHING_ASKED: Final = JobQuery()
 
 WHOLE_NAME_LENGTH_MAX: Final = 16
-"""Names of workers up to this length stay on one line of a table; longer ones are broken where they have to be."""
+"""Names of workers up to this length stay on one line of a table; longer ones are broken."""
 
 ASSETS: Final = {
     "dashboard.css": "text/css",

@@ -98,7 +98,7 @@ class Timeline:
 
 
 def bounds(notes: Sequence[StoredNote], now: float) -> tuple[float, float]:
-    """Return when a timeline begins, and its end: `now`, or, of a job that is over, when the last worker left."""
+    """Return when a timeline begins, and its end: `now`, or, of a job that is over, that of its workers."""
     ends = [place for place, stored in enumerate(notes) if isinstance(stored.note.event, OVER)]
     if not ends:
         return notes[0].now, max(now, notes[-1].now)

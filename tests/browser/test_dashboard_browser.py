@@ -10,7 +10,7 @@ import grpc
 import pytest
 from playwright.async_api import Page, expect
 
-from browser.chromium import MISSING, chromium, chromium_path, watched_page
+from browser.chromium import MISSING, chromium, chromium_path, overflow, watched_page
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
 from integration.dashboard_support import (
@@ -30,12 +30,6 @@ from slow import slow
 pytestmark = pytest.mark.skipif(chromium_path() is None, reason=MISSING)
 
 PHONE = {"width": 360, "height": 740}
-
-
-async def overflow(page: Page) -> int:
-    """By how many pixels the page is wider than the window."""
-    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    return int(await page.evaluate(wide))
 
 
 async def contrast(page: Page) -> float:

@@ -4,6 +4,7 @@
     python tools/compatibility.py --torch 2.14.1 PYTHON      with this torch, else the tested one
     python tools/compatibility.py --torch system PYTHON      with the torch of the system's packages
     python tools/compatibility.py --torch none PYTHON        what needs no torch: client and master
+    python tools/compatibility.py --folder FOLDER PYTHON     keeps the environment, or goes on with that there
     python tools/compatibility.py --here                     in this environment, printed (make test-quick)
     python tools/compatibility.py --page                     writes the table of docs/installing.md
 
@@ -47,6 +48,7 @@ TOOLS: Final = (
     "tensorboardX",
     "trustme",
 )
+PIP: Final = ("-m", "pip", "install", "--quiet", "--no-compile")
 SYSTEM: Final = "system"
 NONE: Final = "none"
 _FACTS: Final = """
@@ -130,19 +132,22 @@ def pinned_torch(constraints: str) -> str:
 def make_environment(python: str, torch: str, folder: Path) -> Path:
     """Make a virtual environment with the project and the tests' tools; return its interpreter.
 
-    torch: a version, SYSTEM or NONE. Raises subprocess.CalledProcessError.
+    torch: a version, SYSTEM or NONE. In a folder that has an environment, pip adds what is missing.
+    Raises subprocess.CalledProcessError.
     """
+    interpreter = folder / "bin" / "python"
     system = ["--system-site-packages"] if torch == SYSTEM else []
-    subprocess.run([python, "-m", "venv", *system, str(folder)], check=True)
+    if not interpreter.exists():
+        subprocess.run([python, "-m", "venv", *system, str(folder)], check=True)
     wanted = [f"torch=={torch}", "numpy"] if torch not in (SYSTEM, NONE) else []
     # The newest that is there, but for torch: the metadata's ranges are tested, and not our pins.
     variables = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
     subprocess.run(
-        [str(folder / "bin" / "pip"), "install", "--quiet", "--no-compile", "-e", str(ROOT), *TOOLS, *wanted],
+        [str(interpreter), *PIP, "-e", str(ROOT), *TOOLS, *wanted],
         env=variables,
         check=True,
     )
-    return folder / "bin" / "python"
+    return interpreter
 
 
 def run_suite(python: Path, jobs: int) -> Row:
@@ -196,19 +201,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("pythons", nargs="*", metavar="PYTHON", help="interpreters, as python3.13")
     parser.add_argument("--torch", help="version, `system` or `none` (default: the tested version)")
     parser.add_argument("--here", action="store_true", help="in this environment; writes nothing")
+    parser.add_argument("--folder", help="environment of the one PYTHON, kept (default: a temporary one)")
     parser.add_argument("--page", action="store_true", help="only write the table into docs/installing.md")
     parser.add_argument("--jobs", type=int, default=2, help="tests at once")
     given = parser.parse_args(arguments)
     if not (given.pythons or given.here or given.page):
         parser.error("name interpreters, --here or --page")
+    if given.folder and len(given.pythons) != 1:
+        parser.error("--folder is the environment of one PYTHON")
     made: list[Row] = []
     if given.here:
         made.append(run_suite(Path(sys.executable), given.jobs))
         print(table(made), end="")
     torch = given.torch or pinned_torch((ROOT / "constraints.txt").read_text(encoding="utf-8"))
     for python in given.pythons:
-        with tempfile.TemporaryDirectory(prefix="elastane-compatibility-") as folder:
-            made.append(run_suite(make_environment(python, torch, Path(folder) / "venv"), given.jobs))
+        with tempfile.TemporaryDirectory(prefix="elastane-compatibility-") as own:
+            folder = Path(given.folder).absolute() if given.folder else Path(own) / "venv"
+            made.append(run_suite(make_environment(python, torch, folder), given.jobs))
         rows = with_row(read_rows(ROWS.read_text(encoding="utf-8")) if ROWS.exists() else [], made[-1])
         ROWS.write_text("".join(json.dumps(row._asdict()) + "\n" for row in rows), encoding="utf-8")
         print(table(made[-1:]), end="", flush=True)

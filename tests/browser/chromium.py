@@ -67,3 +67,9 @@ async def watched_page(browser: Browser, **options: Any) -> AsyncIterator[Watche
         yield Watched(await context.new_page())
     finally:
         await context.close()
+
+
+async def overflow(page: Page) -> int:
+    """Return by how many pixels the page is wider than the window."""
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    return int(await page.evaluate(wide))

@@ -140,6 +140,7 @@ async def pictures(base: str, stub: Any, folder: Path) -> None:
         await asyncio.sleep(3)  # a picture of a job that has gone on for a while after it
         await page.goto(f"{base}/jobs/digits")
         await expect(page.locator("#incidents .lost")).to_contain_text("replaced after", timeout=WAIT_MS)
+        await expect(page.locator("#live")).to_have_text("live")
         await page.locator("svg.timeline rect.h0").last.hover()
         await expect(page.locator("#timeline .readout")).to_contain_text("generation")
         await page.screenshot(path=folder / "dashboard-job.png")
@@ -157,6 +158,7 @@ async def pictures(base: str, stub: Any, folder: Path) -> None:
         await page.goto(f"{base}/jobs/short")
         await expect(page.locator(".state .phase")).to_have_text("succeeded")
         await expect(page.locator("polyline.curve")).to_have_count(1)
+        await expect(page.locator("#live")).to_have_text("live")
         await page.screenshot(path=folder / "dashboard-finished.png")
         faults = watched.faults
         for file, options in (
@@ -184,7 +186,7 @@ def terminal_pictures(address: str, folder: Path) -> None:
         top.until("digits", "nightly", "running", "waiting")
         picture("top-jobs")
         top.press("\r")
-        top.until("running: a ring of 3 trains", "member")
+        top.until("running: a ring of 3 trains", "member", "ms ")  # a worker's first figures
         picture("top-job")
         for columns, rows, name in ((60, 16, "top-narrow"), (120, 30, "top-wide"), (80, 24, "")):
             top.resize(columns, rows)

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from playwright.async_api import Page, expect
 
-from browser.chromium import MISSING, chromium, chromium_path, watched_page
+from browser.chromium import MISSING, chromium, chromium_path, overflow, watched_page
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
 from integration.dashboard_support import (
@@ -30,12 +30,6 @@ from slow import slow
 pytestmark = pytest.mark.skipif(chromium_path() is None, reason=MISSING)
 
 PHONE = {"width": 360, "height": 740}
-
-
-async def overflow(page: Page) -> int:
-    """By how many pixels the page is wider than the window."""
-    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    return int(await page.evaluate(wide))
 
 
 async def contrast(page: Page) -> float:
@@ -275,6 +269,66 @@ async def test_phone_dark_and_without_javascript(tmp_path: Path) -> None:
             await watched.page.goto(base + "/jobs/j")
             await watched.page.get_by_role("button", name="Scale").click()
             await expect(watched.page.locator("#notice")).to_contain_text("Scaled to 1 to 2 workers")
+
+
+BEFORE_2023 = """
+    delete URLSearchParams.prototype.size;
+    delete HTMLFormElement.prototype.requestSubmit;
+    delete Element.prototype.checkVisibility;
+"""
+"""What browsers have not had for long."""
+
+
+async def events_with(page: Page, words: str, said: int) -> None:
+    """Search the events, of which this many then remain."""
+    await page.get_by_label("Search").fill(words)
+    if await page.locator("#events .nojs").is_visible():
+        await page.keyboard.press("Enter")
+    await expect(page.locator("#events tbody tr")).to_have_count(said)
+    await expect(page).to_have_url(re.compile(f"search={words}"))
+
+
+async def test_in_a_browser_of_2022_the_page_is_live_and_asks_for_what_is_filtered(tmp_path: Path) -> None:
+    async with (
+        dashboard_master(tmp_path) as (_, channel, base),
+        chromium() as browser,
+        watched_page(browser) as watched,
+    ):
+        await create_job(channel)
+        await train(channel, Worker(channel, "a"))
+        await watched.page.add_init_script(BEFORE_2023)
+        await watched.page.goto(f"{base}/jobs/j")
+        await expect(watched.page.locator("#live")).to_have_text("live")
+        await events_with(watched.page, "created", 1)
+        assert watched.faults == []
+
+
+@pytest.mark.parametrize("old", ["no event streams", "other syntax"])
+async def test_in_a_browser_that_cannot_run_the_scripts_the_page_is_as_without_them(
+    tmp_path: Path, old: str
+) -> None:
+    async with (
+        dashboard_master(tmp_path) as (_, channel, base),
+        chromium() as browser,
+        watched_page(browser) as watched,
+    ):
+        await create_job(channel)
+        worker = Worker(channel, "a")
+        await train(channel, worker)
+        page = watched.page
+        if old == "no event streams":
+            await page.add_init_script("delete globalThis.EventSource")
+        else:  # a browser of before 2020 reads `?.` as this one reads what follows
+            for script in ("dashboard", "pointer"):
+                await page.route(f"**/{script}.js*", lambda route: route.fulfill(body="const a = b?.;"))
+        await page.goto(f"{base}/jobs/j")
+        await expect(page.get_by_text("hosts ESTs 0 to 1")).to_be_visible()
+        await expect(page.locator("#live")).to_be_hidden()
+        await events_with(page, "created", 1)
+        await page.get_by_role("button", name="Scale").click()
+        await expect(page.locator("#notice")).to_contain_text("Scaled to 1 to 2 workers")
+        assert all("Unexpected token" in fault for fault in watched.faults), watched.faults
+        assert (watched.faults == []) == (old == "no event streams")
 
 
 async def test_times_and_colours_are_those_of_the_viewer(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
-from browser.chromium import MISSING, chromium, chromium_path, watched_page
-from browser.test_dashboard_browser import PHONE, overflow
+from browser.chromium import MISSING, chromium, chromium_path, overflow, watched_page
+from browser.test_dashboard_browser import PHONE
 from integration.dashboard_support import dashboard_master, large_ring, many_events, tell_resources
 from slow import slow
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from browser.chromium import MISSING, chromium, chromium_path, watched_page
-from browser.test_dashboard_browser import PHONE, contrast, overflow
+from browser.chromium import MISSING, chromium, chromium_path, overflow, watched_page
+from browser.test_dashboard_browser import PHONE, contrast
 from elastane_common import layout
 from elastane_common.storage import Folder
 from integration.dashboard_support import NASTY, dashboard_master

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from elastane_cli.verify.run import VerifyResult
-from frameworks import test_accelerate, test_lightning, test_transformers
+from frameworks import test_accelerate, test_fabric, test_lightning, test_transformers
 from frameworks.beside import run_beside
 
 
@@ -38,6 +38,7 @@ CASES: Final = (
     Case("Accelerate, as nlp_example.py", "nlp_example.py", test_accelerate.CHANGES, ("--accumulate", "2")),
     Case("Accelerate, as cv_example.py", "cv_example.py", test_accelerate.CHANGES),
     Case("Lightning, a classifier of images", "lightning_digits.py", test_lightning.CHANGES),
+    Case("Fabric, as its image classifier", "fabric_digits.py", test_fabric.CHANGES),
 )
 _HEAD: Final = """\
 | script | lines changed | steps | killed | | its own DDP run | under kills |

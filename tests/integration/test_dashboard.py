@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 import patience
@@ -463,6 +464,7 @@ async def test_without_tokens_only_names_that_lead_here(tmp_path: Path) -> None:
 async def test_actions_pass_the_gate_its_quotas_and_its_measures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    structlog.reset_defaults()  # a master of another test in this process has said where lines go
     tokens = entry("root", ["operator"], ["*"], requests_per_second=8.0)
     async with dashboard_master(tmp_path, tokens) as (master, _, base), Browser(base) as browser:
         await master.jobs.create("j", JobSettings(ests=1))

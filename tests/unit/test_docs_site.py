@@ -24,6 +24,7 @@ from docs_site.paths import DOCS, ROOT
 from docs_site.python_examples import EXAMPLES
 
 import elastane
+from browser.chromium import MISSING, chromium, chromium_path, overflow, watched_page
 from elastane.runtime.job import Job
 from elastane_cli.commands.catalogue import COMMANDS
 from slow import slow
@@ -65,6 +66,20 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
         assert [address for address in loaded if "//" in address] == [], page
     styles = "".join(path.read_text() for path in (site / "_static").rglob("*.css"))
     assert re.findall(r"""url\(["']?(?:https?:)?//""", styles) == []
+
+
+@slow
+@pytest.mark.skipif(chromium_path() is None, reason=MISSING)
+@pytest.mark.parametrize("width", [1280, 360])
+async def test_pages_fit_a_wide_window_and_a_phone(site: Path, width: int) -> None:
+    wider: dict[str, int] = {}
+    window = {"width": width, "height": 800}
+    async with chromium() as browser, watched_page(browser, viewport=window) as watched:
+        for path in sorted(site.rglob("*.html")):
+            await watched.page.goto(path.as_uri(), wait_until="domcontentloaded")
+            if over := await overflow(watched.page):
+                wider[str(path.relative_to(site))] = over
+    assert wider == {}
 
 
 @slow

@@ -43,7 +43,8 @@ def test_the_class_that_trains_alone_is_found(script: str, found: object) -> Non
     [
         ("accelerate", "Accelerator", "from elastane.integrations.accelerate import Accelerator"),
         ("lightning", "Trainer", "strategy=ElastaneStrategy()"),
-        ("lightning_fabric", "Fabric", "job.prepare"),
+        ("lightning", "Fabric", "from elastane.integrations.lightning import Fabric"),
+        ("lightning_fabric", "Fabric", "pip install lightning in place of lightning_fabric"),
     ],
 )
 def test_the_hint_is_what_to_write_instead(library: str, name: str, hint: str) -> None:

@@ -46,6 +46,9 @@ ASKED_PARTS: Final = ("timeline", "curves", "events", "workers")
 
 NOTHING_ASKED: Final = JobQuery()
 
+WHOLE_NAME_LENGTH_MAX: Final = 16
+"""Names of workers up to this length stay on one line of a table; longer ones are broken."""
+
 ASSETS: Final = {
     "dashboard.css": "text/css",
     "light.css": "text/css",
@@ -321,6 +324,7 @@ def _environment() -> Environment:
     environment.filters["quoted"] = partial(quote, safe="")
     environment.filters["clip"] = clip  # 150 events that each list a ring of thousands would make megabytes
     environment.filters["scaling"] = mode_text
+    environment.filters["name_class"] = lambda name: "name" if len(name) <= WHOLE_NAME_LENGTH_MAX else "long"
     environment.filters["phase"] = lambda phase: phase.replace("_", " ")
     environment.globals.update(
         width=drawing.WIDTH,

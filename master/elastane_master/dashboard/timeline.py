@@ -98,9 +98,12 @@ class Timeline:
 
 
 def bounds(notes: Sequence[StoredNote], now: float) -> tuple[float, float]:
-    """Return when a timeline begins, and its end: `now`, or the job's."""
-    over = notes[-1].now if isinstance(notes[-1].note.event, OVER) else None
-    return notes[0].now, max(over if over is not None else now, notes[-1].now)
+    """Return when a timeline begins, and its end: `now`, or, of a job that is over, that of its workers."""
+    ends = [place for place, stored in enumerate(notes) if isinstance(stored.note.event, OVER)]
+    if not ends:
+        return notes[0].now, max(now, notes[-1].now)
+    end, *after = notes[ends[-1] :]
+    return notes[0].now, max(end.now, *(stored.now for stored in after if stored.note.worker), notes[0].now)
 
 
 def timeline(

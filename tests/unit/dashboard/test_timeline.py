@@ -86,6 +86,19 @@ def test_a_ring_ends_with_the_job_and_a_suspension() -> None:
     assert [mark.kind for mark in seen.marks] == ["replay", "end", "end"]
 
 
+def test_the_timeline_of_a_job_that_is_over_ends_when_its_last_worker_has_left() -> None:
+    story = death()
+    story.tell(30.0, "job_succeeded")
+    story.tell(31.0, "worker_left", "a")
+    story.tell(33.0, "worker_exited", "c")
+    story.tell(90_000.0, "master_recovered")
+    seen = timeline(story.notes, now=100_000.0)
+    assert seen is not None and (seen.began, seen.ended) == (0.0, 33.0)
+    [left] = [mark for lane in seen.lanes for mark in lane.marks if mark.kind == "leave"]
+    assert left.at == 31.0
+    assert max(stay.ended for lane in seen.lanes for stay in lane.stays) == 30.0
+
+
 def test_a_ring_that_dissolves_and_scaling_are_told_apart() -> None:
     story = death()
     story.tell(18.0, "ring_change", workers_min=1, workers_max=2)  # scaled: no other ring yet

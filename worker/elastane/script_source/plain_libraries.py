@@ -103,7 +103,13 @@ def uses_elastane(tree: ast.Module) -> bool:
 
 def _hint(library: str, name: str) -> str:
     if name == "Fabric":
-        return "Fabric is not supported: write its loop with elastane.init, job.prepare and job.epochs"
+        package = (
+            "pip install lightning in place of lightning_fabric; " if library == "lightning_fabric" else ""
+        )
+        return (
+            f"{package}from elastane.integrations.lightning import Fabric, and for the loop over epochs:"
+            " for epoch in fabric.epochs(n)"
+        )
     if library in ("lightning", "pytorch_lightning"):
         package = "" if library == "lightning" else "import lightning in place of pytorch_lightning; "
         return (

@@ -1,6 +1,8 @@
 "use strict";
 // Parts of the page are replaced as the master sends them; without this file the page is as of its loading.
 (() => {
+  // A browser that cannot keep the page up to date has it as without this file: forms and links load it anew.
+  if (typeof EventSource === "undefined") return;
   const shown = document.getElementById("live");
   const say = (text, state) => {
     if (!shown) return;
@@ -117,7 +119,8 @@
     query.delete("notice");
     for (const field of form.elements) if (field.name) query.delete(field.name);
     for (const [name, value] of new FormData(form)) if (value) query.set(name, value);
-    return query.size ? `?${query}` : "";
+    const text = query.toString(); // not query.size, which browsers have since 2023
+    return text && `?${text}`;
   };
   for (const form of document.querySelectorAll("form.ask")) {
     let typing = 0;

@@ -12,7 +12,7 @@ from torchmetrics import MetricCollection
 
 from elastane_common.errors import UnsupportedError
 
-_PRECISIONS: Final = ("32-true", "64-true", "bf16-true", "bf16-mixed")
+PRECISIONS: Final = ("32-true", "64-true", "bf16-true", "bf16-mixed")
 _EACH_WORKER: Final = "each worker would decide by its own clock"
 _NOT_CARRIED: Final = "what it keeps is not part of the job's state"
 #: Callbacks that cannot be exact, with the reason; applies to subclasses, too.
@@ -49,7 +49,7 @@ def check_trainer(trainer: Trainer, module: LightningModule) -> None:
         raise refused("a module from torch.compile", "compile the networks inside the LightningModule")
     connector = trainer._accelerator_connector
     for argument, given, fits, hint in (
-        ("precision", trainer.precision, trainer.precision in _PRECISIONS, f"use {', '.join(_PRECISIONS)}"),
+        ("precision", trainer.precision, trainer.precision in PRECISIONS, f"use {', '.join(PRECISIONS)}"),
         ("overfit_batches", trainer.overfit_batches, not trainer.overfit_batches, "leave it out"),
         ("limit_train_batches", trainer.limit_train_batches, _is_whole(trainer.limit_train_batches),
          "give the loader a torch.utils.data.Subset, or the Trainer max_steps="),

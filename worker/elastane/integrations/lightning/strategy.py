@@ -27,7 +27,6 @@ from elastane.integrations.lightning.refusals import (
     check_trainer,
     refused,
 )
-from elastane.runtime import distributed_calls, launcher_variables
 from elastane.runtime.job import Job
 
 
@@ -65,9 +64,6 @@ class ElastaneStrategy(Strategy):
     def __init__(self, job: Job | None = None, **options: Any) -> None:
         super().__init__(checkpoint_io=WholeFiles())
         self.job = elastane.init() if job is None else job
-        for package in ("lightning", "lightning_fabric", "lightning_utilities", "torchmetrics"):
-            distributed_calls.know(package)
-            launcher_variables.know(package)
         self._options = options
         self.ranks = Ranks(self.job)
         self._wrapped: _Wrapped | None = None

@@ -45,7 +45,7 @@ def python(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def test_its_commands_tell_their_version(installed: Path) -> None:
     for module, name in (
-        ("elastane_cli.commands.main", "elastane"),
+        ("elastane_cli.console", "elastane"),
         ("elastane_operator.cli", "elastane-operator"),
     ):
         done = python(installed, "-c", f"from {module} import main; main()", "--version")

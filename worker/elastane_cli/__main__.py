@@ -3,6 +3,6 @@
 So the product starts itself: the options are those of who started it, whatever lies in the folder of a run.
 """
 
-from elastane_cli.commands.main import main
+from elastane_cli.console import main
 
 main(reads_config=False)

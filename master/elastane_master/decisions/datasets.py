@@ -87,7 +87,8 @@ def lease(ctx: DecisionContext, event: TasksRequested) -> None:
             field="max_tasks" if event.worker else "worker_id",
         )
     _check_reports(ctx, queue, event)
-    last = ctx.state.datasets.remembered.get(event.dataset, {}).get(event.worker)
+    remembered = ctx.state.datasets.remembered.get(event.dataset)
+    last = remembered.get(event.worker) if remembered else None
     known = last.found(event.request_id) if last is not None and event.request_id else None
     outcomes: tuple[TaskOutcome, ...] = ()
     # Reports of a repeated request must not count twice; only an empty lease is tried again.
@@ -105,7 +106,7 @@ def lease(ctx: DecisionContext, event: TasksRequested) -> None:
     result = _lease(ctx, queue, event, outcomes)
     ctx.result = result
     if ctx.changed and event.request_id:
-        _remember(ctx, event, result)
+        _remember(ctx, event, result, is_known=known is not None)
 
 
 def abandon(ctx: DecisionContext, worker: str, reason: str, *, counts: bool) -> None:
@@ -266,12 +267,13 @@ def _lease(
     return LeaseResult((), outcomes, complete, wait=event.max_tasks > 0 and not complete and not over)
 
 
-def _remember(ctx: DecisionContext, event: TasksRequested, result: LeaseResult) -> None:
+def _remember(ctx: DecisionContext, event: TasksRequested, result: LeaseResult, *, is_known: bool) -> None:
+    """Remember a request's answer. is_known: another answer to it is remembered."""
     remembered = ctx.state.datasets.remembered.setdefault(event.dataset, {})
     last = remembered.pop(event.worker, None)
     if last is None:
         last = RememberedRequest(event.request_id, result, size_bytes=answer_bytes(result))
-    elif last.found(event.request_id) is not None:
+    elif is_known:
         last = last.with_answer(event.request_id, result)
     else:
         last = last.followed_by(event, result)

@@ -74,6 +74,9 @@ BROKEN_SECONDS = 1.0
 """Delay before the next attempt after a Tick that could not be decided."""
 
 
+_STORED_ALONE = (TaskCommit, Commit, Note)
+"""Effects that are sent to nobody."""
+
 _WITHOUT_TASKS = HALTED | {"failed", "cancelled"}
 
 _WANTED: dict[QueueStatus, Wanted] = {
@@ -189,7 +192,7 @@ class JobServer(DurableServer[AnyEvent]):
         if event is not None:
             self._decide(event)
         if note is not None:
-            self._store(StoredEvent(self.clock(), Tick()), Decision([note]))
+            self._store(StoredEvent(self.clock(), Tick()), Decision([note]), awaited=True)
         self._plan(self._plan_seconds)  # a new job may wait for workers that never come
         return asyncio.shield(self.log.append(None))
 
@@ -365,22 +368,26 @@ class JobServer(DurableServer[AnyEvent]):
         require_admissible(self.limits, self.machine, event)
         stored = StoredEvent(self.clock(), event)
         decision: Decision = self._transactions.decide(stored)
-        if isinstance(event, StepReported):
+        if is_report := isinstance(event, StepReported):
             self.counters.reported(event.step, stored.now)
-        self._store(stored, decision)
+        # Nothing leaves the master for a report of a step that is not the last one.
+        awaited = not is_report or bool(decision.effects)
+        self._store(stored, decision, awaited=awaited)
         if self.tracing is not None:
             self._trace(self.tracing, event, decision)
         for effect in decision.effects:
-            self._bind(effect, event, previous)
-            self.slots.bind(effect)
+            if not isinstance(effect, _STORED_ALONE):
+                self._bind(effect, event, previous)
+                self.slots.bind(effect)
         if decision.durable:
-            self._when_durable(self.changed.announce, hurries=not _is_unanswered(event, decision))
+            self._when_durable(self.changed.announce, hurries=awaited)
             self.task_waiters.check()
-            least_seconds = PLAN_SECONDS_AFTER_REPORT if isinstance(event, StepReported) else 0.0
-            self._plan(max(least_seconds, self._plan_seconds))
+            if not self._looks_soon:
+                least_seconds = PLAN_SECONDS_AFTER_REPORT if is_report else 0.0
+                self._plan(max(least_seconds, self._plan_seconds))
         return decision
 
-    def _store(self, stored: StoredEvent, decision: Decision) -> None:
+    def _store(self, stored: StoredEvent, decision: Decision, *, awaited: bool) -> None:
         history, notes = [], []
         for effect in decision.effects:
             if isinstance(effect, TaskCommit):
@@ -401,7 +408,6 @@ class JobServer(DurableServer[AnyEvent]):
             if record is not None:
                 self._transactions.keep(stored, record)
             events = [(note.sequence, records.encode(note)) for note in notes]
-            awaited = not _is_unanswered(stored.event, decision)
             self.log.append(record, history, events, awaited=awaited)
         if notes:
             self._when_durable(partial(self._show, notes))
@@ -529,8 +535,3 @@ class JobServer(DurableServer[AnyEvent]):
 
     async def mended(self) -> None:
         await self._owner.store_mended(self)
-
-
-def _is_unanswered(event: AnyEvent, decision: Decision) -> bool:
-    """True for a report of a step that is not the last one: nothing leaves the master for it."""
-    return isinstance(event, StepReported) and not decision.effects

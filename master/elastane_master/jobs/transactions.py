@@ -67,21 +67,22 @@ class Transactions(Generic[M]):
 
         Raises Rejection and MachineBroken; nothing has changed then.
         """
-        kind = type(stored.event).__name__
         try:
             return self.machine.handle(stored.event, stored.now)
         except Rejection:
             raise
         except RefusedLate as late:
             logger.exception(
-                "an event was refused after it had changed the state", **self.machine.facts, kind=kind
+                "an event was refused after it had changed the state",
+                **self.machine.facts,
+                kind=_kind(stored),
             )
             self._roll_back()
             raise late.refusal from None
         except Exception as error:  # after any error, a partial decision must not remain
-            logger.exception("an event could not be decided", **self.machine.facts, kind=kind)
+            logger.exception("an event could not be decided", **self.machine.facts, kind=_kind(stored))
             self._roll_back()
-            raise MachineBroken(f"{kind} could not be decided: {error!r}") from error
+            raise MachineBroken(f"{_kind(stored)} could not be decided: {error!r}") from error
 
     def keep(self, stored: Stored, record: bytes) -> None:
         """Remember an event that changed the state. record: `stored`, encoded."""
@@ -99,3 +100,8 @@ class Transactions(Generic[M]):
             stored = self._decode(kept) if isinstance(kept, bytes) else kept
             machine.handle(stored.event, stored.now)
         self.machine = machine
+
+
+def _kind(stored: Stored) -> str:
+    """Return the name of an event's type, for messages."""
+    return type(stored.event).__name__

@@ -125,9 +125,8 @@ def fill_response(response: shard_pb2.LeaseTasksResponse, dataset: str, result: 
     """Set a new answer, in place: a message made apart would be copied into its holder."""
     response.complete = result.complete
     for lease in result.tasks:
-        task = response.tasks.add(
-            dataset=dataset, epoch=lease.epoch, index=lease.index, attempt=lease.attempt
-        )
+        task = response.tasks.add()
+        task.dataset, task.epoch, task.index, task.attempt = dataset, lease.epoch, lease.index, lease.attempt
         task.range.start, task.range.end = lease.start, lease.end
         set_timestamp(task.deadline, lease.deadline)
         if lease.entries:
@@ -139,9 +138,8 @@ def fill_response(response: shard_pb2.LeaseTasksResponse, dataset: str, result: 
         if lease.number:
             task.lease, task.map_generation = lease.number, lease.map_generation
     for report in result.outcomes:
-        outcome = response.outcomes.add(
-            epoch=report.epoch, index=report.index, outcome=_OUTCOMES[report.outcome]
-        )
+        outcome = response.outcomes.add()
+        outcome.epoch, outcome.index, outcome.outcome = report.epoch, report.index, _OUTCOMES[report.outcome]
         if report.count > 1:
             outcome.count = report.count
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 from hiredis import pack_command
 from redis.asyncio import Redis
@@ -23,6 +23,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+T = TypeVar("T")
 Word = bytes | int | str
 
 CONNECTIONS_MAX = 32
@@ -38,6 +39,68 @@ REPLICAS_SECONDS = 1.0
 
 class TooFewReplicas(RedisError):  # noqa: N818 - says what happened
     """The write is stored, but on too few replicas."""
+
+
+class _Call:
+    """A call in progress.
+
+    ends_at: the loop's time at which it is given up. is_late: that has happened. cancelling: how often its
+    task had been cancelled before.
+    """
+
+    __slots__ = ("cancelling", "ends_at", "is_late", "task")
+
+    def __init__(self, task: asyncio.Task[Any], ends_at: float) -> None:
+        self.task = task
+        self.ends_at = ends_at
+        self.is_late = False
+        self.cancelling = task.cancelling()
+
+
+class CallTimeouts:
+    """Bounds the duration of calls, all with one timer: a timeout for each is a fifth of a call's CPU.
+
+    seconds: of each call; None: no bound. Used from one event loop.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self._calls: dict[_Call, None] = {}  # by their ends, as all have the same duration
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def bounded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what `work` returns. Raises TimeoutError when its time is over."""
+        task = asyncio.current_task()
+        if self.seconds is None or task is None:
+            return await work
+        loop = asyncio.get_running_loop()
+        call = _Call(task, loop.time() + self.seconds)
+        self._calls[call] = None
+        if self._timer is None:
+            self._timer = loop.call_at(call.ends_at, self._look)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            # Cancelled by its caller, too: then that counts.
+            if not call.is_late or task.uncancel() > call.cancelling:
+                raise
+            raise TimeoutError from None
+        finally:
+            del self._calls[call]
+
+    def _look(self) -> None:
+        """End the calls whose time is over, and look again when the next one's is."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for call in self._calls:
+            if call.is_late:  # it takes a turn of the loop to end
+                continue
+            if call.ends_at > now:
+                self._timer = loop.call_at(call.ends_at, self._look)
+                break
+            call.is_late = True
+            call.task.cancel()
 
 
 class ScriptConnections:
@@ -60,7 +123,7 @@ class ScriptConnections:
         self._free: list[AbstractConnection] = []
         # No socket timeout: it would start a task for each send. The timeout around the call bounds
         # everything.
-        self.timeout_seconds: float | None = self._pool.connection_kwargs.get("socket_timeout")
+        self.timeouts = CallTimeouts(self._pool.connection_kwargs.get("socket_timeout"))
 
     async def take(self) -> tuple[AbstractConnection, bool]:
         """Return a connection and whether it was used before; pass it to `give_back` or `discard`."""
@@ -122,16 +185,18 @@ class PinnedScript:
         Raises as a call.
         """
         words = [(len(keys), *keys, *args) for keys, args in calls]
-        async with asyncio.timeout(self._connections.timeout_seconds):
-            connection, was_open = await self._connections.take()
-            try:
-                return await self._call(connection, words)
-            except ConnectionLost:
-                # The server may have closed a connection while it was idle: try once more on a new one.
-                if not was_open:
-                    raise
-            connection, _ = await self._connections.take()
-            return await self._call(connection, words)
+        return await self._connections.timeouts.bounded(self._tried(words))
+
+    async def _tried(self, calls: Sequence[tuple[Word, ...]]) -> list[bytes]:
+        connection, was_open = await self._connections.take()
+        try:
+            return await self._call(connection, calls)
+        except ConnectionLost:
+            # The server may have closed a connection while it was idle: try once more on a new one.
+            if not was_open:
+                raise
+        connection, _ = await self._connections.take()
+        return await self._call(connection, calls)
 
     async def _call(self, connection: AbstractConnection, calls: Sequence[tuple[Word, ...]]) -> list[bytes]:
         try:

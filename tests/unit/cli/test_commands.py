@@ -459,9 +459,61 @@ def test_help_imports_nothing_slow() -> None:
         "for name in set(COMMANDS) - {'master'}:\n"  # that one becomes another program
         "    ask(name)\n"
         "require_none('torch', 'numpy', 'grpc', 'google.protobuf', 'tenacity', 'structlog', 'pydantic')\n"
-        "require_none('rich')\n"
+        "require_none('rich', 'asyncio', 'ssl', 'multiprocessing')\n"
     )
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True, capture_output=True)
+
+
+BECOMES_MASTER = """
+import os, sys
+from elastane_cli.console import main
+def execv(path, arguments):
+    print(*arguments[1:])
+    print(*{"typer", "dataclasses", "grpc"} & set(sys.modules), file=sys.stderr)
+    print(os.environ.get("ELASTANE_TLS_CA", ""), file=sys.stderr)
+    os._exit(0)
+os.execv = execv
+main()
+"""
+
+
+def become_master(*arguments: str, folder: Path, environment: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Run a command line up to its exec; return the words of the program, and what was imported for it."""
+    done = subprocess.run(
+        [sys.executable, "-uc", BECOMES_MASTER, *arguments],
+        env=ENVIRONMENT | environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split(), done.stderr.split()
+
+
+def test_a_master_is_started_before_typer_is_imported(tmp_path: Path) -> None:
+    """Its program imports Typer again: twice would be most of the time of `elastane master --help`."""
+    program = ["-P", "-m", "elastane_master"]
+    reads_files = {"ELASTANE_CONFIG": str(tmp_path / "elastane.toml")}
+    for words in (["--help"], ["--listen", "127.0.0.1:0", "--", "-h"]):
+        assert become_master("master", *words, folder=tmp_path, environment={}) == ([*program, *words], [])
+    (tmp_path / "elastane.toml").write_text('[connection]\ntls-ca = "system"\n')
+    listen = ["--listen", "127.0.0.1:0"]
+    for before, environment in (([], reads_files), (["--tls-ca", "system"], {})):
+        program_with_options, seen = become_master(
+            *before, "master", *listen, folder=tmp_path, environment=environment
+        )
+        assert program_with_options == [*program, *listen] and seen[-1] == "system", seen
+
+
+def test_a_file_with_an_error_stops_a_master_too(tmp_path: Path) -> None:
+    file = tmp_path / "elastane.toml"
+    for text in ("[master", "[master]\nlisten = 1\n"):
+        file.write_text(text)
+        command = [sys.executable, "-c", "from elastane_cli.console import main; main()", "master", "--help"]
+        done = subprocess.run(
+            command, env=ENVIRONMENT | {"ELASTANE_CONFIG": str(file)}, capture_output=True, text=True
+        )
+        assert done.returncode == 2 and str(file) in done.stderr, done.stderr
 
 
 def test_ctrl_c_leaves_quietly(master: FakeMaster) -> None:

@@ -7,12 +7,11 @@ command line has precedence over its variable, and the variable over the file (c
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 FILE: Final = "elastane.toml"
 PROJECT_FILE: Final = "pyproject.toml"
@@ -26,12 +25,11 @@ class ConfigFileError(Exception):
     """The file cannot be used; the text names the file, the table and the key."""
 
 
-@dataclass(frozen=True)
-class ConfigFile:
+class ConfigFile(NamedTuple):
     """A file that was found, with its tables; without a path: there is none."""
 
     path: Path | None = None
-    tables: Mapping[str, Any] = field(default_factory=dict)
+    tables: Mapping[str, Any] = MappingProxyType({})
 
     def check_tables(self, commands: Sequence[str]) -> None:
         """Raise ConfigFileError for a table of no command."""
@@ -132,5 +130,7 @@ def settable(command: Any) -> Iterator[Any]:
 
 
 def _unknown(where: str, kind: str, name: str, known: Sequence[str]) -> str:
+    import difflib
+
     near = difflib.get_close_matches(name, known, n=1)
     return f"{where}: no such {kind}" + (f"; did you mean {near[0]!r}?" if near else "")

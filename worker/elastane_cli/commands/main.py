@@ -1,4 +1,4 @@
-"""The console script `elastane`: builds the application from the catalogue of commands and runs it.
+"""Runs a command line of `elastane`: builds the application from the catalogue of commands and runs it.
 
 A command's module is imported when the command is called. At the top, modules import only what loads quickly
 (typer); gRPC, rich's tables and the agent are imported inside the commands that need them, so that
@@ -99,7 +99,7 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None, *, reads_config: bool = True) -> None:
-    """Run a command and exit. Called by the console script. reads_config: a file may give options."""
+    """Run a command and exit. Called by `console`. reads_config: a file may give options."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given and "_ELASTANE_COMPLETE" not in os.environ:
         given = ["--help"]  # exit with 0, unlike Typer for a missing command

@@ -1,15 +1,13 @@
 """`elastane master`: replaces this process by the master's program, with the same arguments.
 
-It uses exec instead of an import because the worker's package never imports the control plane, and the
-master's process should not carry the modules of this one.
+Called where options precede the word `master` or a file gives some; otherwise `console` has done it already.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-
 import typer
+
+from elastane_cli.master_program import become_master
 
 
 def register(app: typer.Typer) -> None:
@@ -24,6 +22,4 @@ def register(app: typer.Typer) -> None:
 
 
 def master(context: typer.Context) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "elastane_master", *context.args])
+    become_master(context.args)

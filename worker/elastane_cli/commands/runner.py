@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
@@ -157,6 +156,8 @@ def _runner(
             return _pod_engine(settings, pod_options, pods)
         return _engine(settings, options, containers.container_engine)
 
+    import asyncio
+
     asyncio.run(_serve(settings, engine, stops=on_stop == "stop"))
 
 
@@ -165,6 +166,8 @@ runner = command(with_options(_runner, containers=group_of(ContainerChoices), po
 
 async def _serve(settings: RunnerSettings, make_engine: Callable[[], Engine], *, stops: bool) -> None:
     """Run until a signal asks for the end, or the master refuses the runner."""
+    import asyncio
+
     from elastane_runner.run_outcomes import RunOutcomes
     from elastane_runner.runner import Runner
 

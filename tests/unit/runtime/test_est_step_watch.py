@@ -142,6 +142,38 @@ def test_an_lr_changed_behind_the_step_by_every_turn_is_refused_at_any_number_of
         body.step(1, after=lambda: body.set_lr(0.01))
 
 
+@pytest.mark.parametrize("hosted", [1, 2])
+def test_a_parameter_that_a_turn_freezes_by_itself_is_named(hosted: int) -> None:
+    """As `if loss < threshold:` does: under DDP the ranks would train different parameters, too."""
+    body = Body(hosted=hosted)
+    body.step(0)
+    where = r"EST 1 from an earlier turn" if hosted == 2 else "without checking job.stepped"
+    with pytest.raises(EstsDisagreeError, match=rf"requires_grad of parameter 0.weight .*{where}"):
+        body.step(1, after=lambda: body.net[0].requires_grad_(False))
+
+
+def test_parameters_may_be_frozen_where_all_turns_do_it() -> None:
+    body = Body()
+    for number in range(6):
+        body.step(
+            number,
+            before=lambda number=number: body.net[0].requires_grad_(number < 2),
+            after=lambda number=number: body.net[1].requires_grad_(number < 4) if body.stepped() else None,
+        )
+    assert not body.net[0].weight.requires_grad and not body.net[1].weight.requires_grad
+
+
+def test_parameters_may_be_frozen_for_a_part_of_each_turn() -> None:
+    """As for one of two networks of a GAN."""
+    body = Body()
+    for number in range(3):
+        body.step(
+            number,
+            before=lambda: body.net[2].requires_grad_(False),
+            after=lambda: body.net[2].requires_grad_(True),
+        )
+
+
 def test_a_turn_without_optimizer_step_is_named_with_the_option() -> None:
     watch = Body().watch
     watch.begin_step(3)

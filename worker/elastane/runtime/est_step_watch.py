@@ -6,6 +6,7 @@ been applied.
 
     hyperparameters   taken at each `optimizer.step()`, where they matter; kept for the step in flight, so
                       that a replay is checked against them too
+    frozen ones       which parameters require a gradient, in the same way
     weights           parameters, prepared averages and copies, by their version counters: only the optimizer
                       writes to them, and the script after it, under `if job.stepped:`. Writes to `.data`
                       do not change the version: in the first steps norms are compared as well
@@ -51,8 +52,12 @@ class EstStepWatch:
         self._optimizers = prepared.optimizers
         self._settings = [_Settings(optimizer) for optimizer in prepared.optimizers]
         self._names, self._tensors = _watched(prepared)
+        self._parameters = dict(prepared.model.named_parameters())
         self._step = -1
         self._first: dict[int, Hyperparameters] = {}
+        #: Which parameters require a gradient: at each optimizer's step, and where a script may leave them so.
+        self._first_trained: dict[int, list[bool]] = {}
+        self._trained_at: list[list[bool]] = []
         self._versions: list[int] = []
         self._norms: list[float] = []
         self._shown: list[Hyperparameters] = []
@@ -79,7 +84,8 @@ class EstStepWatch:
     def begin_step(self, step: int) -> None:
         """Begin a step, or begin it again."""
         if step != self._step:
-            self._step, self._first = step, {}
+            self._step, self._first, self._first_trained = step, {}, {}
+        self._trained_at = [self._trained()]
         if self._close_until is None:
             self._close_until = step + CLOSE_STEPS
         self._take()
@@ -89,12 +95,19 @@ class EstStepWatch:
     def used(self, est_step: EstStep, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer steps, or would if the turn were the worker's last.
 
-        Raises EstsDisagreeError if its hyperparameters differ from those in the step's earlier turns.
+        Raises EstsDisagreeError if its hyperparameters, or the parameters that require a gradient, differ from
+        those in the step's earlier turns.
         """
         est_step.optimizer_called = True
         place = next((i for i, one in enumerate(self._optimizers) if one is optimizer), None)
         if place is None:
             return
+        trained = self._trained()
+        if name := self._frozen_since(self._first_trained.setdefault(place, trained), trained):
+            raise _frozen_in_turns(
+                name,
+                f"differs in the turn of EST {est_step.rank} from an earlier turn of step {est_step.step}",
+            )
         now = self._settings[place].read()
         name = differing(self._first.setdefault(place, now), now)
         if name is None:
@@ -118,6 +131,7 @@ class EstStepWatch:
     def after_step(self) -> None:
         """Take the current state as the new baseline after the prepared objects have made their changes."""
         self._take()
+        self._trained_at.append(self._trained())
         self._shown = [settings.read() for settings in self._settings]
 
     def end_est_step(self, est_step: EstStep) -> None:
@@ -140,6 +154,16 @@ class EstStepWatch:
                 )
         elif not est_step.asked_stepped and self._num_ests > 1:
             self._check(est_step, "after the step was applied, without checking job.stepped")
+            # A script may freeze parameters for a part of each turn: it leaves them as it has found them.
+            trained = self._trained()
+            if trained not in self._trained_at and (
+                name := self._frozen_since(self._trained_at[-1], trained)
+            ):
+                raise _frozen_in_turns(
+                    name,
+                    f"was changed in step {est_step.step} after the step was applied, without checking "
+                    "job.stepped",
+                )
             for place, (before, settings) in enumerate(zip(self._shown, self._settings, strict=True)):
                 name = differing(before, settings.read())
                 if name is not None:
@@ -158,6 +182,17 @@ class EstStepWatch:
     @property
     def _is_close(self) -> bool:
         return self._close_until is None or self._step < self._close_until
+
+    def _trained(self) -> list[bool]:
+        """Return for each parameter whether it requires a gradient now."""
+        return [parameter.requires_grad for parameter in self._parameters.values()]
+
+    def _frozen_since(self, before: list[bool], now: list[bool]) -> str:
+        """Return the first parameter that has been frozen or unfrozen; empty if there is none."""
+        if before == now:
+            return ""
+        changed = zip(self._parameters, before, now, strict=True)
+        return next(name for name, was, is_now in changed if was != is_now)
 
     def _take(self) -> None:
         self._versions = [tensor._version for tensor in self._tensors]
@@ -191,6 +226,18 @@ class EstStepWatch:
 
 
 # ---------------------------------------------------------------------- pure parts
+
+
+def _frozen_in_turns(name: str, what: str) -> EstsDisagreeError:
+    return EstsDisagreeError(
+        f"requires_grad of parameter {name} {what}",
+        hint=(
+            "every EST's turn decides by itself what it freezes: freeze parameters between epochs, before the "
+            "forward by job.step, or after optimizer.step() under `if job.stepped:` by job.step"
+        ),
+        tensor=name,
+    )
+
 
 Hyperparameters = dict[str, Any]
 """Hyperparameters of an optimizer: names like "lr of param_group 0" -> plain values."""

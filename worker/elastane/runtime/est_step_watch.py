@@ -55,7 +55,7 @@ class EstStepWatch:
         self._parameters = dict(prepared.model.named_parameters())
         self._step = -1
         self._first: dict[int, Hyperparameters] = {}
-        #: Which parameters require a gradient: at each optimizer's step, and where a script may leave them so.
+        #: Which parameters require a gradient: at each optimizer's step, and as a script may leave them.
         self._first_trained: dict[int, list[bool]] = {}
         self._trained_at: list[list[bool]] = []
         self._versions: list[int] = []
@@ -95,8 +95,8 @@ class EstStepWatch:
     def used(self, est_step: EstStep, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer steps, or would if the turn were the worker's last.
 
-        Raises EstsDisagreeError if its hyperparameters, or the parameters that require a gradient, differ from
-        those in the step's earlier turns.
+        Raises EstsDisagreeError if its hyperparameters, or the parameters that require a gradient, differ
+        from those in the step's earlier turns.
         """
         est_step.optimizer_called = True
         place = next((i for i, one in enumerate(self._optimizers) if one is optimizer), None)
@@ -232,8 +232,8 @@ def _frozen_in_turns(name: str, what: str) -> EstsDisagreeError:
     return EstsDisagreeError(
         f"requires_grad of parameter {name} {what}",
         hint=(
-            "every EST's turn decides by itself what it freezes: freeze parameters between epochs, before the "
-            "forward by job.step, or after optimizer.step() under `if job.stepped:` by job.step"
+            "every EST's turn decides by itself what it freezes: freeze parameters between epochs, before "
+            "the forward by job.step, or after optimizer.step() under `if job.stepped:` by job.step"
         ),
         tensor=name,
     )

@@ -9,8 +9,8 @@ uses no process, socket or clock, so every rule has a plain unit test.
     80 (drained)              parked until the job is scaled up if it was asked to leave; else restarted
     any, once scaled in       idle until the job is scaled up
     84 (start anew)           restarted; not counted in the budget, because the master asked for it
-    82 (refused)              everything stops: every restart would be refused too. If the others have ended the
-                              job before this worker's process was gone, the agent still says 3, not 0
+    82 (refused)              everything stops: every restart would be refused too. If the others have ended
+                              the job before this worker's process was gone, the agent still says 3, not 0
     83 (master unreachable)   everything stops
     1, script cannot run      everything stops: a syntax error, or a module that is not installed. With
                               dynamic hosts another host may have the module: treated as the next row

@@ -174,6 +174,49 @@ def test_parameters_may_be_frozen_for_a_part_of_each_turn() -> None:
         )
 
 
+def test_a_turn_that_trains_in_another_mode_than_an_earlier_one_is_named() -> None:
+    """As `if loss.item() < 1: net.bn.eval()` does, or an evaluation after the step that leaves eval()."""
+    body = Body()
+    body.step(0)
+    with pytest.raises(
+        EstsDisagreeError, match=r"1 is in eval\(\) in the turn of EST 1, and was in train\(\)"
+    ):
+        body.step(1, after=lambda: body.net[1].eval())
+
+
+def asks_rank(body: Body) -> int:
+    body.est_step.asked_rank = True
+    return body.est_step.rank
+
+
+def test_an_evaluation_of_one_rank_that_leaves_the_model_in_eval_is_warned_of_once() -> None:
+    body = Body()
+    with capture_logs() as logs:
+        for number in range(4):
+            body.step(number, before=lambda: body.net.eval() if asks_rank(body) == 0 else None)
+    (said,) = [one["event"] for one in logs if one["log_level"] == "warning"]
+    assert said.startswith("the turn of EST 0 in step 0 has asked which rank it is")
+    assert "the turn of EST 1 in step 0 trains in eval(), too" in said
+
+
+def test_modes_are_left_alone_where_each_turn_sets_its_own_and_where_all_change_them() -> None:
+    body = Body()
+
+    def before(number: int) -> None:
+        body.net.train()
+        body.net[1].train(number < 2)
+        asks_rank(body)
+
+    def after() -> None:
+        if asks_rank(body) == 0:
+            body.net.eval()
+
+    with capture_logs() as logs:
+        for number in range(4):
+            body.step(number, before=lambda number=number: before(number), after=after)
+    assert logs == []
+
+
 def test_a_turn_without_optimizer_step_is_named_with_the_option() -> None:
     watch = Body().watch
     watch.begin_step(3)

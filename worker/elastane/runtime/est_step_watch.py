@@ -7,6 +7,7 @@ been applied.
     hyperparameters   taken at each `optimizer.step()`, where they matter; kept for the step in flight, so
                       that a replay is checked against them too
     frozen ones       which parameters require a gradient, in the same way
+    modes             which modules are in eval() where the optimizer steps, in the same way
     weights           parameters, prepared averages and copies, by their version counters: only the optimizer
                       writes to them, and the script after it, under `if job.stepped:`. Writes to `.data`
                       do not change the version: in the first steps norms are compared as well
@@ -24,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from operator import is_
 from typing import Any, Final
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -32,6 +34,8 @@ from elastane.runtime.est_step import EstsDisagreeError, EstStep
 from elastane.runtime.loop_carried import AttributeWatch, check_loop
 from elastane.runtime.prepared_objects import PreparedObjects
 from elastane_common.errors import StepError
+
+_log = structlog.get_logger(__name__)
 
 #: Norms are compared in this many steps after the start, a ring change and the beginning of an epoch.
 CLOSE_STEPS: Final = 2
@@ -58,6 +62,14 @@ class EstStepWatch:
         #: Which parameters require a gradient: at each optimizer's step, and as a script may leave them.
         self._first_trained: dict[int, list[bool]] = {}
         self._trained_at: list[list[bool]] = []
+        self._modules = dict(prepared.model.named_modules())
+        #: Which modules are in train(): in the step's first turn, and at the end of the last turn.
+        self._first_modes: list[bool] | None = None
+        self._modes: list[bool] = []
+        #: As a turn has left them that has asked which rank it is and has put the model into eval(); its step
+        #: and rank. Freezing single modules is what all turns may do.
+        self._left: tuple[list[bool], int, int] | None = None
+        self._is_told_of_modes = False
         self._versions: list[int] = []
         self._norms: list[float] = []
         self._shown: list[Hyperparameters] = []
@@ -84,10 +96,12 @@ class EstStepWatch:
     def begin_step(self, step: int) -> None:
         """Begin a step, or begin it again."""
         if step != self._step:
-            self._step, self._first, self._first_trained = step, {}, {}
+            self._step, self._first, self._first_trained, self._first_modes = step, {}, {}, None
         self._trained_at = [self._trained()]
         if self._close_until is None:
             self._close_until = step + CLOSE_STEPS
+            self._left = None
+        self._modes = self._modes_now()
         self._take()
         if self._is_close:
             self._copies.begin()
@@ -95,13 +109,14 @@ class EstStepWatch:
     def used(self, est_step: EstStep, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer steps, or would if the turn were the worker's last.
 
-        Raises EstsDisagreeError if its hyperparameters, or the parameters that require a gradient, differ
-        from those in the step's earlier turns.
+        Raises EstsDisagreeError if its hyperparameters, the parameters that require a gradient, or the
+        modules in eval() differ from those in the step's earlier turns.
         """
         est_step.optimizer_called = True
         place = next((i for i, one in enumerate(self._optimizers) if one is optimizer), None)
         if place is None:
             return
+        self._check_modes(est_step)
         trained = self._trained()
         if name := self._frozen_since(self._first_trained.setdefault(place, trained), trained):
             raise _frozen_in_turns(
@@ -141,6 +156,9 @@ class EstStepWatch:
         optimizer.step(), CarriedValueError and CopyNotPreparedError for values outside the job's state.
         """
         self._attributes.end_est_step(est_step)
+        before, self._modes = self._modes, self._modes_now()
+        if est_step.asked_rank and before[0] and not self._modes[0]:
+            self._left = self._modes, est_step.step, est_step.rank
         if self._is_close:
             self._copies.end_est_step(est_step)
         if not est_step.applied:
@@ -182,6 +200,43 @@ class EstStepWatch:
     @property
     def _is_close(self) -> bool:
         return self._close_until is None or self._step < self._close_until
+
+    def _modes_now(self) -> list[bool]:
+        """Return for each module whether it is in train() now."""
+        return [module.training for module in self._modules.values()]
+
+    def _check_modes(self, est_step: EstStep) -> None:
+        """Compare the modules in eval() with those of the step's first turn, and with what a turn left."""
+        modes = self._modes_now()
+        if self._first_modes is None:
+            self._first_modes = modes
+        if modes != self._first_modes:
+            changed = zip(self._modules, self._first_modes, modes, strict=True)
+            name, is_training = next((name, now) for name, was, now in changed if was != now)
+            how = ("train", "eval") if is_training else ("eval", "train")
+            raise EstsDisagreeError(
+                f"{name or 'the model'} is in {how[0]}() in the turn of EST {est_step.rank}, and was in "
+                f"{how[1]}() in an earlier turn of step {est_step.step}",
+                hint=(
+                    "call model.train() at the end of an evaluation; modes that a turn decides by its own "
+                    "loss would be those of its rank alone under DDP"
+                ),
+                virtual_rank=est_step.rank,
+            )
+        if self._left is None:
+            return
+        left, step, rank = self._left
+        if rank == est_step.rank or self._num_ests == 1:
+            return  # its own, as under DDP
+        self._left = None
+        if modes == left and not self._is_told_of_modes:
+            self._is_told_of_modes = True
+            _log.warning(
+                f"the turn of EST {rank} in step {step} has asked which rank it is and has left the model in "
+                f"eval(); the turn of EST {est_step.rank} in step {est_step.step} trains in eval(), too. "
+                "Under DDP only the ranks that run that code would: call model.train() at the end of an "
+                "evaluation"
+            )
 
     def _trained(self) -> list[bool]:
         """Return for each parameter whether it requires a gradient now."""

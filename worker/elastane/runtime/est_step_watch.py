@@ -118,9 +118,9 @@ class EstStepWatch:
             return
         self._check_modes(est_step)
         trained = self._trained()
-        if name := self._frozen_since(self._first_trained.setdefault(place, trained), trained):
+        if frozen := self._frozen_since(self._first_trained.setdefault(place, trained), trained):
             raise _frozen_in_turns(
-                name,
+                frozen,
                 f"differs in the turn of EST {est_step.rank} from an earlier turn of step {est_step.step}",
             )
         now = self._settings[place].read()
@@ -156,8 +156,8 @@ class EstStepWatch:
         optimizer.step(), CarriedValueError and CopyNotPreparedError for values outside the job's state.
         """
         self._attributes.end_est_step(est_step)
-        before, self._modes = self._modes, self._modes_now()
-        if est_step.asked_rank and before[0] and not self._modes[0]:
+        found, self._modes = self._modes, self._modes_now()
+        if est_step.asked_rank and found[0] and not self._modes[0]:
             self._left = self._modes, est_step.step, est_step.rank
         if self._is_close:
             self._copies.end_est_step(est_step)
@@ -175,10 +175,10 @@ class EstStepWatch:
             # A script may freeze parameters for a part of each turn: it leaves them as it has found them.
             trained = self._trained()
             if trained not in self._trained_at and (
-                name := self._frozen_since(self._trained_at[-1], trained)
+                frozen := self._frozen_since(self._trained_at[-1], trained)
             ):
                 raise _frozen_in_turns(
-                    name,
+                    frozen,
                     f"was changed in step {est_step.step} after the step was applied, without checking "
                     "job.stepped",
                 )

@@ -184,6 +184,22 @@ def test_a_turn_that_trains_in_another_mode_than_an_earlier_one_is_named() -> No
         body.step(1, after=lambda: body.net[1].eval())
 
 
+def test_each_optimizer_may_step_in_modes_of_its_own() -> None:
+    body = Body()
+    other = torch.optim.SGD([body.net[0].weight], lr=0.1)
+    body.watch = EstStepWatch(
+        PreparedObjects([body.net, body.optimizer, other, torch.utils.data.DataLoader([0])]), (), 2
+    )
+
+    def before() -> None:
+        body.net.eval()
+        body.watch.used(body.est_step, other)
+        body.net.train()
+
+    for number in range(2):
+        body.step(number, before=before)
+
+
 def asks_rank(body: Body) -> int:
     body.est_step.asked_rank = True
     return body.est_step.rank

@@ -63,8 +63,8 @@ class EstStepWatch:
         self._first_trained: dict[int, list[bool]] = {}
         self._trained_at: list[list[bool]] = []
         self._modules = dict(prepared.model.named_modules())
-        #: Which modules are in train(): in the step's first turn, and at the end of the last turn.
-        self._first_modes: list[bool] | None = None
+        #: Which modules are in train(): at each optimizer's step, and at the end of the last turn.
+        self._first_modes: dict[int, list[bool]] = {}
         self._modes: list[bool] = []
         #: As a turn has left them that has asked which rank it is and has put the model into eval(); its step
         #: and rank. Freezing single modules is what all turns may do.
@@ -96,7 +96,7 @@ class EstStepWatch:
     def begin_step(self, step: int) -> None:
         """Begin a step, or begin it again."""
         if step != self._step:
-            self._step, self._first, self._first_trained, self._first_modes = step, {}, {}, None
+            self._step, self._first, self._first_trained, self._first_modes = step, {}, {}, {}
         self._trained_at = [self._trained()]
         if self._close_until is None:
             self._close_until = step + CLOSE_STEPS
@@ -116,7 +116,7 @@ class EstStepWatch:
         place = next((i for i, one in enumerate(self._optimizers) if one is optimizer), None)
         if place is None:
             return
-        self._check_modes(est_step)
+        self._check_modes(est_step, place)
         trained = self._trained()
         if frozen := self._frozen_since(self._first_trained.setdefault(place, trained), trained):
             raise _frozen_in_turns(
@@ -205,13 +205,12 @@ class EstStepWatch:
         """Return for each module whether it is in train() now."""
         return [module.training for module in self._modules.values()]
 
-    def _check_modes(self, est_step: EstStep) -> None:
+    def _check_modes(self, est_step: EstStep, place: int) -> None:
         """Compare the modules in eval() with those of the step's first turn, and with what a turn left."""
         modes = self._modes_now()
-        if self._first_modes is None:
-            self._first_modes = modes
-        if modes != self._first_modes:
-            changed = zip(self._modules, self._first_modes, modes, strict=True)
+        first = self._first_modes.setdefault(place, modes)
+        if modes != first:
+            changed = zip(self._modules, first, modes, strict=True)
             name, is_training = next((name, now) for name, was, now in changed if was != now)
             how = ("train", "eval") if is_training else ("eval", "train")
             raise EstsDisagreeError(

@@ -163,6 +163,12 @@ def test_parameters_may_be_frozen_where_all_turns_do_it() -> None:
     assert not body.net[0].weight.requires_grad and not body.net[1].weight.requires_grad
 
 
+def test_parameters_may_be_frozen_before_the_forward_by_the_number_of_the_step() -> None:
+    body = Body()
+    for number in range(4):
+        body.step(number, before=lambda number=number: body.net[0].requires_grad_(number < 2))
+
+
 def test_parameters_may_be_frozen_for_a_part_of_each_turn() -> None:
     """As for one of two networks of a GAN."""
     body = Body()

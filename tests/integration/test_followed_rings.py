@@ -113,11 +113,16 @@ class Pair:
         step = FIRST_STEP
         while step < FIRST_STEP + steps_min or not until():
             assert step < 5000
-            self.feed.at_boundary(step)
-            self.trained.step(step, lambda step=step: self.feed.before_step(step, self.trained.optimizer, ()))
-            self._wait_until_sent()
-            step += 1
+            step = self.go_on(step)
         return step
+
+    def go_on(self, step: int) -> int:
+        """Train one step; return the number of the next one."""
+        self.feed.at_boundary(step)
+        self.trained.step(step, lambda: self.feed.before_step(step, self.trained.optimizer, ()))
+        self.feed.after_step()
+        self._wait_until_sent()
+        return step + 1
 
     def _wait_until_sent(self) -> None:
         """These steps are faster than any that are followed."""
@@ -199,6 +204,39 @@ def test_weights_changed_outside_of_the_optimizer_give_another_digest(
     pair.train(pair.compared)
     (mine,), (its,) = pair.newcomer.reports(), pair.source.reports()
     assert mine.step == its.step and mine.digest != its.digest
+
+
+def clamped(trained: Training) -> None:
+    with torch.no_grad():
+        trained.model[0].weight.clamp_(-0.01, 0.01)
+
+
+def clamped_data(trained: Training) -> None:
+    trained.model[0].weight.data.clamp_(-0.01, 0.01)
+
+
+def momentum_reset(trained: Training) -> None:
+    for entry in trained.optimizer.state.values():
+        entry["exp_avg"].zero_()
+
+
+def state_reset(trained: Training) -> None:
+    trained.optimizer.state.clear()
+
+
+@pytest.mark.parametrize("write", [clamped, clamped_data, momentum_reset, state_reset])
+@pytest.mark.parametrize("steps_after", [0, 1])
+def test_what_the_script_writes_after_the_comparison_is_not_believed_to_be_in_the_copy(
+    paired: Callable[[Build], Pair], write: Callable[[Training], None], steps_after: int
+) -> None:
+    """As between two epochs. The newcomer then receives the state like any other."""
+    pair = paired(adamw)
+    step = pair.train(pair.compared)
+    write(pair.trained)
+    for _ in range(steps_after):
+        step = pair.go_on(step)
+    pair.change(step)
+    assert isinstance(pair.result, FollowError | RingBroken)
 
 
 def test_an_optimizer_of_an_unknown_kind_is_not_followed(paired: Callable[[Build], Pair]) -> None:

@@ -487,6 +487,25 @@ def test_a_worker_is_told_who_asks_it_to_leave_and_why() -> None:
     assert reasons(stopped) == {"w1": "asked for by its agent: w0 was refused"}
 
 
+def test_a_worker_that_was_refused_in_its_steps_makes_the_success_of_the_others_a_refusal() -> None:
+    """They have ended the training before its process was gone."""
+    policy = started(2)
+    policy.job_changed(1.0, replace(RUNNING, phase="succeeded"))
+    policy.worker_exited(2.0, "w1", FINISHED)
+    actions = policy.worker_exited(3.0, "w0", ExitStatus(82))
+    assert "w0 was refused" in said(actions)
+    assert finished(actions) == CODE_REFUSED
+
+
+@pytest.mark.parametrize("phase", ["cancelled", "suspended", "failed"])
+def test_a_refused_worker_of_a_job_that_did_not_succeed_changes_nothing(phase: str) -> None:
+    policy = started(1)
+    policy.job_changed(1.0, replace(RUNNING, phase=phase))
+    assert finished(policy.worker_exited(2.0, "w0", ExitStatus(82))) == (
+        CODE_FAILED if phase == "failed" else CODE_OK
+    )
+
+
 @pytest.mark.parametrize("code", [80, 81, 82, 83, 84])
 def test_what_workers_tell_their_agent_alone_is_shown_in_words(code: int) -> None:
     assert str(code) not in str(ExitStatus(code)) and "code" not in str(ExitStatus(code))

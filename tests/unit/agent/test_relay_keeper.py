@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastane_agent.supervisor.relay_keeper import RelayKeeper
+from elastane_common.processes.child import ExitStatus
 from elastane_common.processes.output import Output
 
 
@@ -48,5 +49,19 @@ def test_workers_get_the_relay_before_the_masters() -> None:
         first, _, masters = relay.start("127.0.0.1:1,127.0.0.1:2").partition(",")
         assert masters == "127.0.0.1:1,127.0.0.1:2"
         assert first.startswith("127.0.0.1:") and f"relay at {first}" in said.getvalue()
+    finally:
+        relay.stop()
+
+
+def test_of_a_relay_that_is_not_restarted_any_more_it_is_said_that_workers_connect_directly() -> None:
+    relay, said = keeper()
+    try:
+        for number in range(20):
+            relay.died(float(number), ExitStatus(-9))
+        assert relay.restart_due is not None and "until then workers connect directly" in said.getvalue()
+        relay.restart_due = None
+        relay.died(20.0, ExitStatus(-9))
+        assert relay.restart_due is None
+        assert said.getvalue().rstrip().endswith("20 allowed: from now on workers connect directly")
     finally:
         relay.stop()

@@ -142,6 +142,103 @@ def test_an_lr_changed_behind_the_step_by_every_turn_is_refused_at_any_number_of
         body.step(1, after=lambda: body.set_lr(0.01))
 
 
+@pytest.mark.parametrize("hosted", [1, 2])
+def test_a_parameter_that_a_turn_freezes_by_itself_is_named(hosted: int) -> None:
+    """As `if loss < threshold:` does: under DDP the ranks would train different parameters, too."""
+    body = Body(hosted=hosted)
+    body.step(0)
+    where = r"EST 1 from an earlier turn" if hosted == 2 else "without checking job.stepped"
+    with pytest.raises(EstsDisagreeError, match=rf"requires_grad of parameter 0.weight .*{where}"):
+        body.step(1, after=lambda: body.net[0].requires_grad_(False))
+
+
+def test_parameters_may_be_frozen_where_all_turns_do_it() -> None:
+    body = Body()
+    for number in range(6):
+        body.step(
+            number,
+            before=lambda number=number: body.net[0].requires_grad_(number < 2),
+            after=lambda number=number: body.net[1].requires_grad_(number < 4) if body.stepped() else None,
+        )
+    assert not body.net[0].weight.requires_grad and not body.net[1].weight.requires_grad
+
+
+def test_parameters_may_be_frozen_before_the_forward_by_the_number_of_the_step() -> None:
+    body = Body()
+    for number in range(4):
+        body.step(number, before=lambda number=number: body.net[0].requires_grad_(number < 2))
+
+
+def test_parameters_may_be_frozen_for_a_part_of_each_turn() -> None:
+    """As for one of two networks of a GAN."""
+    body = Body()
+    for number in range(3):
+        body.step(
+            number,
+            before=lambda: body.net[2].requires_grad_(False),
+            after=lambda: body.net[2].requires_grad_(True),
+        )
+
+
+def test_a_turn_that_trains_in_another_mode_than_an_earlier_one_is_named() -> None:
+    """As `if loss.item() < 1: net.bn.eval()` does, or an evaluation after the step that leaves eval()."""
+    body = Body()
+    body.step(0)
+    with pytest.raises(
+        EstsDisagreeError, match=r"1 is in eval\(\) in the turn of EST 1, and was in train\(\)"
+    ):
+        body.step(1, after=lambda: body.net[1].eval())
+
+
+def test_each_optimizer_may_step_in_modes_of_its_own() -> None:
+    body = Body()
+    other = torch.optim.SGD([body.net[0].weight], lr=0.1)
+    body.watch = EstStepWatch(
+        PreparedObjects([body.net, body.optimizer, other, torch.utils.data.DataLoader([0])]), (), 2
+    )
+
+    def before() -> None:
+        body.net.eval()
+        body.watch.used(body.est_step, other)
+        body.net.train()
+
+    for number in range(2):
+        body.step(number, before=before)
+
+
+def asks_rank(body: Body) -> int:
+    body.est_step.asked_rank = True
+    return body.est_step.rank
+
+
+def test_an_evaluation_of_one_rank_that_leaves_the_model_in_eval_is_warned_of_once() -> None:
+    body = Body()
+    with capture_logs() as logs:
+        for number in range(4):
+            body.step(number, before=lambda: body.net.eval() if asks_rank(body) == 0 else None)
+    (said,) = [one["event"] for one in logs if one["log_level"] == "warning"]
+    assert said.startswith("the turn of EST 0 in step 0 has asked which rank it is")
+    assert "the turn of EST 1 in step 0 trains in eval(), too" in said
+
+
+def test_modes_are_left_alone_where_each_turn_sets_its_own_and_where_all_change_them() -> None:
+    body = Body()
+
+    def before(number: int) -> None:
+        body.net.train()
+        body.net[1].train(number < 2)
+        asks_rank(body)
+
+    def after() -> None:
+        if asks_rank(body) == 0:
+            body.net.eval()
+
+    with capture_logs() as logs:
+        for number in range(4):
+            body.step(number, before=lambda number=number: before(number), after=after)
+    assert logs == []
+
+
 def test_a_turn_without_optimizer_step_is_named_with_the_option() -> None:
     watch = Body().watch
     watch.begin_step(3)

@@ -71,6 +71,27 @@ def test_whatever_differs_is_found_within_the_bound_and_named(name: str, width: 
         prints.close()
 
 
+def test_how_a_step_trains_is_compared_and_not_how_an_evaluation_before_it_left_the_model() -> None:
+    """The leader evaluates between epochs; each turn begins with model.train()."""
+    (_, sound), (state, leader) = worker(), worker()
+    state.model.eval()
+    for prints in (sound, leader):
+        prints.begin(0, whole=True, alone=False)
+    state.model.train()
+    assert sound.state_digest() == leader.state_digest()
+    for prints in (sound, leader):
+        prints.begin(1, whole=True, alone=False)
+    state.model.eval()
+    assert sound.state_digest() != leader.state_digest()
+
+
+def test_how_the_leader_leaves_the_model_after_the_last_step_is_not_compared() -> None:
+    (_, sound), (state, leader) = worker(), worker()
+    assert digests(sound, 0) == digests(leader, 0)
+    state.model.eval()
+    assert sound.whole() == leader.whole()
+
+
 def test_a_hyperparameter_is_compared_at_every_step_and_told_in_words() -> None:
     (_, sound), (state, other) = worker(), worker()
     for step in range(2):

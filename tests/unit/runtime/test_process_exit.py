@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.process_exit import WorkerExits
-from elastane_common.errors import EXIT_START_ANEW
+from elastane.runtime.process_exit import WorkerExits, tell_agent
+from elastane_common.errors import EXIT_REFUSED, EXIT_SCRIPT_RAISED, EXIT_START_ANEW, StepError
 from elastane_proto.v1 import ring_pb2
 
 
@@ -34,6 +34,20 @@ class Ending:
         [bye] = self.said
         assert bye is not None
         return bye
+
+
+@pytest.mark.parametrize(("finished", "code"), [(False, EXIT_REFUSED), (True, EXIT_SCRIPT_RAISED)])
+def test_a_refusal_after_the_last_step_is_no_refusal_of_the_training(
+    monkeypatch: pytest.MonkeyPatch, finished: bool, code: int
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    tell_agent()
+    ending = Ending(monkeypatch)
+    ending.exits.finished = finished
+    with pytest.raises(SystemExit) as ended:
+        sys.excepthook(StepError, StepError("drawn after backward()"), None)
+    assert ended.value.code == code
+    assert "drawn after backward()" in ending.end().message
 
 
 def test_a_process_that_another_replaces_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:

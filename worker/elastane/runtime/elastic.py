@@ -118,6 +118,7 @@ class ElasticJob(Job):
         if current.rank is not None:
             return current.rank
         if trainer is not None and trainer.steps.est_step is not None:
+            trainer.steps.est_step.asked_rank = True
             return trainer.steps.est_step.rank
         if trainer is not None:
             trainer.interval.asked("rank", sys._getframe(1))
@@ -140,6 +141,8 @@ class ElasticJob(Job):
                     "worker may do, such as os.makedirs(folder, exist_ok=True)"
                 ),
             )
+        if trainer.steps.est_step is not None:
+            trainer.steps.est_step.asked_rank = True
         trainer.interval.asked("is_leader", sys._getframe(1))
         return trainer.is_leader and trainer.interval.est_step in (None, 0)
 

@@ -30,6 +30,8 @@ class EstStep(Turn):
     #: The body has called optimizer.step(), whether or not it took effect, and has read job.stepped.
     optimizer_called: bool = False
     asked_stepped: bool = False
+    #: The body has asked which rank it is, or whether it is in the leader.
+    asked_rank: bool = False
     #: The body has asked whether the step is applied for good, or has done something that depends on it.
     confirmed: bool = False
     #: The turn is run twice, first as a guest, to compare the digests of its gradients.

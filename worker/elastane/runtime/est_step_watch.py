@@ -6,6 +6,8 @@ been applied.
 
     hyperparameters   taken at each `optimizer.step()`, where they matter; kept for the step in flight, so
                       that a replay is checked against them too
+    frozen ones       which parameters require a gradient, in the same way
+    modes             which modules are in eval() where the optimizer steps, in the same way
     weights           parameters, prepared averages and copies, by their version counters: only the optimizer
                       writes to them, and the script after it, under `if job.stepped:`. Writes to `.data`
                       do not change the version: in the first steps norms are compared as well
@@ -23,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from operator import is_
 from typing import Any, Final
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -31,6 +34,8 @@ from elastane.runtime.est_step import EstsDisagreeError, EstStep
 from elastane.runtime.loop_carried import AttributeWatch, check_loop
 from elastane.runtime.prepared_objects import PreparedObjects
 from elastane_common.errors import StepError
+
+_log = structlog.get_logger(__name__)
 
 #: Norms are compared in this many steps after the start, a ring change and the beginning of an epoch.
 CLOSE_STEPS: Final = 2
@@ -51,8 +56,20 @@ class EstStepWatch:
         self._optimizers = prepared.optimizers
         self._settings = [_Settings(optimizer) for optimizer in prepared.optimizers]
         self._names, self._tensors = _watched(prepared)
+        self._parameters = dict(prepared.model.named_parameters())
         self._step = -1
         self._first: dict[int, Hyperparameters] = {}
+        #: Which parameters require a gradient: at each optimizer's step, and as a script may leave them.
+        self._first_trained: dict[int, list[bool]] = {}
+        self._trained_at: list[list[bool]] = []
+        self._modules = dict(prepared.model.named_modules())
+        #: Which modules are in train(): at each optimizer's step, and at the end of the last turn.
+        self._first_modes: dict[int, list[bool]] = {}
+        self._modes: list[bool] = []
+        #: As a turn has left them that has asked which rank it is and has put the model into eval(); its step
+        #: and rank. Freezing single modules is what all turns may do.
+        self._left: tuple[list[bool], int, int] | None = None
+        self._is_told_of_modes = False
         self._versions: list[int] = []
         self._norms: list[float] = []
         self._shown: list[Hyperparameters] = []
@@ -79,9 +96,12 @@ class EstStepWatch:
     def begin_step(self, step: int) -> None:
         """Begin a step, or begin it again."""
         if step != self._step:
-            self._step, self._first = step, {}
+            self._step, self._first, self._first_trained, self._first_modes = step, {}, {}, {}
+        self._trained_at = [self._trained()]
         if self._close_until is None:
             self._close_until = step + CLOSE_STEPS
+            self._left = None
+        self._modes = self._modes_now()
         self._take()
         if self._is_close:
             self._copies.begin()
@@ -89,12 +109,20 @@ class EstStepWatch:
     def used(self, est_step: EstStep, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer steps, or would if the turn were the worker's last.
 
-        Raises EstsDisagreeError if its hyperparameters differ from those in the step's earlier turns.
+        Raises EstsDisagreeError if its hyperparameters, the parameters that require a gradient, or the
+        modules in eval() differ from those in the step's earlier turns.
         """
         est_step.optimizer_called = True
         place = next((i for i, one in enumerate(self._optimizers) if one is optimizer), None)
         if place is None:
             return
+        self._check_modes(est_step, place)
+        trained = self._trained()
+        if frozen := self._frozen_since(self._first_trained.setdefault(place, trained), trained):
+            raise _frozen_in_turns(
+                frozen,
+                f"differs in the turn of EST {est_step.rank} from an earlier turn of step {est_step.step}",
+            )
         now = self._settings[place].read()
         name = differing(self._first.setdefault(place, now), now)
         if name is None:
@@ -118,6 +146,7 @@ class EstStepWatch:
     def after_step(self) -> None:
         """Take the current state as the new baseline after the prepared objects have made their changes."""
         self._take()
+        self._trained_at.append(self._trained())
         self._shown = [settings.read() for settings in self._settings]
 
     def end_est_step(self, est_step: EstStep) -> None:
@@ -127,6 +156,9 @@ class EstStepWatch:
         optimizer.step(), CarriedValueError and CopyNotPreparedError for values outside the job's state.
         """
         self._attributes.end_est_step(est_step)
+        found, self._modes = self._modes, self._modes_now()
+        if est_step.asked_rank and found[0] and not self._modes[0]:
+            self._left = self._modes, est_step.step, est_step.rank
         if self._is_close:
             self._copies.end_est_step(est_step)
         if not est_step.applied:
@@ -140,6 +172,16 @@ class EstStepWatch:
                 )
         elif not est_step.asked_stepped and self._num_ests > 1:
             self._check(est_step, "after the step was applied, without checking job.stepped")
+            # A script may freeze parameters for a part of each turn: it leaves them as it has found them.
+            trained = self._trained()
+            if trained not in self._trained_at and (
+                frozen := self._frozen_since(self._trained_at[-1], trained)
+            ):
+                raise _frozen_in_turns(
+                    frozen,
+                    f"was changed in step {est_step.step} after the step was applied, without checking "
+                    "job.stepped",
+                )
             for place, (before, settings) in enumerate(zip(self._shown, self._settings, strict=True)):
                 name = differing(before, settings.read())
                 if name is not None:
@@ -158,6 +200,53 @@ class EstStepWatch:
     @property
     def _is_close(self) -> bool:
         return self._close_until is None or self._step < self._close_until
+
+    def _modes_now(self) -> list[bool]:
+        """Return for each module whether it is in train() now."""
+        return [module.training for module in self._modules.values()]
+
+    def _check_modes(self, est_step: EstStep, place: int) -> None:
+        """Compare the modules in eval() with those of the step's first turn, and with what a turn left."""
+        modes = self._modes_now()
+        first = self._first_modes.setdefault(place, modes)
+        if modes != first:
+            changed = zip(self._modules, first, modes, strict=True)
+            name, is_training = next((name, now) for name, was, now in changed if was != now)
+            how = ("train", "eval") if is_training else ("eval", "train")
+            raise EstsDisagreeError(
+                f"{name or 'the model'} is in {how[0]}() in the turn of EST {est_step.rank}, and was in "
+                f"{how[1]}() in an earlier turn of step {est_step.step}",
+                hint=(
+                    "call model.train() at the end of an evaluation; modes that a turn decides by its own "
+                    "loss would be those of its rank alone under DDP"
+                ),
+                virtual_rank=est_step.rank,
+            )
+        if self._left is None:
+            return
+        left, step, rank = self._left
+        if rank == est_step.rank or self._num_ests == 1:
+            return  # its own, as under DDP
+        self._left = None
+        if modes == left and not self._is_told_of_modes:
+            self._is_told_of_modes = True
+            _log.warning(
+                f"the turn of EST {rank} in step {step} has asked which rank it is and has left the model in "
+                f"eval(); the turn of EST {est_step.rank} in step {est_step.step} trains in eval(), too. "
+                "Under DDP only the ranks that run that code would: call model.train() at the end of an "
+                "evaluation"
+            )
+
+    def _trained(self) -> list[bool]:
+        """Return for each parameter whether it requires a gradient now."""
+        return [parameter.requires_grad for parameter in self._parameters.values()]
+
+    def _frozen_since(self, before: list[bool], now: list[bool]) -> str:
+        """Return the first parameter that has been frozen or unfrozen; empty if there is none."""
+        if before == now:
+            return ""
+        changed = zip(self._parameters, before, now, strict=True)
+        return next(name for name, was, is_now in changed if was != is_now)
 
     def _take(self) -> None:
         self._versions = [tensor._version for tensor in self._tensors]
@@ -191,6 +280,18 @@ class EstStepWatch:
 
 
 # ---------------------------------------------------------------------- pure parts
+
+
+def _frozen_in_turns(name: str, what: str) -> EstsDisagreeError:
+    return EstsDisagreeError(
+        f"requires_grad of parameter {name} {what}",
+        hint=(
+            "every EST's turn decides by itself what it freezes: freeze parameters between epochs, before "
+            "the forward by job.step, or after optimizer.step() under `if job.stepped:` by job.step"
+        ),
+        tensor=name,
+    )
+
 
 Hyperparameters = dict[str, Any]
 """Hyperparameters of an optimizer: names like "lr of param_group 0" -> plain values."""

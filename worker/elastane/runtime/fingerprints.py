@@ -7,7 +7,9 @@ epoch (which shows what the code between epochs did) and of a ring (which shows 
 
 The tensors of a part are looked up when the step begins. Summing them may continue in a thread while the
 step's forward and backward run: none of them changes before the optimizer steps, and the step report waits
-for the sum. A worker that is alone in its ring has nothing to compare with, and computes nothing.
+for the sum. Which modules are in eval(), and which parameters are frozen, is read with the report: what
+counts is how the step trains, not how an evaluation before it has left the model. A worker that is alone in
+its ring has nothing to compare with, and computes nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +53,14 @@ class Fingerprints:
         self._buffers = buffers
         self._steps = steps
         self._units: list[Unit] = []
-        self._begun: Future[int] | int | None = None
+        self._parameters = list(state.model.named_parameters())
+        self._modules = list(state.model.named_modules())
+        #: The digest of the tensors, or their sum that is still being made, and the other values in words.
+        self._begun: tuple[Future[int] | int, list[str]] | None = None
+        #: The part that has begun ends with the modes of the model.
+        self._with_modes = False
+        #: Names of parameters that were frozen, and of modules in eval(), with the last report.
+        self._reported: tuple[list[str], list[str]] | None = None
         self._threads: ThreadPoolExecutor | None = None
         #: For each param_group: its values and their digest.
         self._known: list[list[tuple[tuple[object, ...], int]]] = [[] for _ in state.optimizers]
@@ -66,23 +75,25 @@ class Fingerprints:
             return
         units = self._all_units()
         part = units if whole else units[step % self._steps :: self._steps]
-        if not part:  # a small model has fewer units than there are steps
-            self._begun = _NOTHING
-            return
-        tensors, texts = _collected(part)
+        self._with_modes = bool(part) and part[-1] is units[-1]
+        tensors, texts = _collected(part[:-1] if self._with_modes else part)
         if sum(tensor.nbytes for tensor in tensors) < _IN_PLACE_BYTES:
-            self._begun = _added_up(tensors, texts)
+            self._begun = digest_of_tensors(tensors), texts
             return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="elastane-fingerprint")
         # The thread must order its reads after the work queued by the script, which is on this stream.
         stream = torch.cuda.current_stream(tensors[0].device) if tensors and tensors[0].is_cuda else None
-        self._begun = self._threads.submit(_added_up, tensors, texts, stream)
+        self._begun = self._threads.submit(_summed, tensors, stream), texts
 
     def state_digest(self) -> int | None:
         """Digest of the part of the state chosen at `begin`; waits for the sum. None: not compared."""
-        begun = self._begun
-        return begun.result() if isinstance(begun, Future) else begun
+        if self._begun is None:
+            return None
+        begun, texts = self._begun
+        self._reported = self._modes_now()
+        modes = _collected([self._modes])[1] if self._with_modes else []
+        return _with_words(begun.result() if isinstance(begun, Future) else begun, [*texts, *modes])
 
     def settings_digest(self) -> int | None:
         """Digest of the current hyperparameters of all param_groups. None: not compared."""
@@ -95,9 +106,15 @@ class Fingerprints:
         )
 
     def whole(self, *, modes: bool = True) -> int | None:
-        """Digest of the whole state now. modes: include which modules are in eval(). None: not compared."""
-        units = self._all_units()
-        return _added_up(*_collected(units if modes else units[:-1])) if self._steps else None
+        """Digest of the whole state now. None: not compared.
+
+        modes: include which modules are in eval(), as in the last step. What the leader evaluates after it
+        may leave others there.
+        """
+        units = self._all_units()[:-1]
+        texts = _collected([self._modes])[1] if modes else []
+        tensors, others = _collected(units)
+        return _added_up(tensors, [*others, *texts]) if self._steps else None
 
     def details(self) -> list[tuple[str, int, str]]:
         """All entries of the state: name, digest, and the value as text if it is short enough."""
@@ -174,9 +191,13 @@ class Fingerprints:
                         yield f"{_optimizer(number)}param_groups[{place}], {key}", value
 
     def _modes(self) -> Iterator[Leaf]:
-        model = self._state.model
-        yield "frozen parameters", in_words([n for n, p in model.named_parameters() if not p.requires_grad])
-        yield "modules in eval()", in_words([n for n, module in model.named_modules() if not module.training])
+        frozen, evaluating = self._reported or self._modes_now()
+        yield "frozen parameters", in_words(frozen)
+        yield "modules in eval()", in_words(evaluating)
+
+    def _modes_now(self) -> tuple[list[str], list[str]]:
+        frozen = [name for name, parameter in self._parameters if not parameter.requires_grad]
+        return frozen, [name for name, module in self._modules if not module.training]
 
 
 def _optimizer(number: int) -> str:
@@ -226,16 +247,19 @@ def _collected(units: Sequence[Unit]) -> tuple[list[torch.Tensor], list[str]]:
     return tensors, texts
 
 
-def _added_up(
-    tensors: Sequence[torch.Tensor], texts: Sequence[str], stream: torch.cuda.Stream | None = None
-) -> int:
+def _added_up(tensors: Sequence[torch.Tensor], texts: Sequence[str]) -> int:
+    return _with_words(digest_of_tensors(tensors), texts)
+
+
+def _summed(tensors: Sequence[torch.Tensor], stream: torch.cuda.Stream | None) -> int:
     # order the reads after work the script has queued on its stream; without one, setting it only costs time
     with torch.cuda.stream(stream) if stream else nullcontext():
-        return combined((digest_of_tensors(tensors), digest_of_text("\n".join(texts))))
+        return digest_of_tensors(tensors)
 
 
-#: Digest of a part without units.
-_NOTHING: Final = _added_up((), ())
+def _with_words(tensors: int, texts: Sequence[str]) -> int:
+    """Return the digest of tensors, whose own digest is given, and of values in words."""
+    return combined((tensors, digest_of_text("\n".join(texts))))
 
 
 def _settings_of(group: dict[str, Any]) -> list[tuple[str, Any]]:

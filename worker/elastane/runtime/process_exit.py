@@ -73,7 +73,13 @@ class WorkerExits:
                 message=in_one_line[:1000],
                 out_of_memory=is_out_of_memory(value),
             )
-            previous(kind, value, trace)
+            try:
+                previous(kind, value, trace)
+            except SystemExit:
+                if not self.finished:
+                    raise
+                # A refusal would say of the training what only holds of the script's code after it.
+                raise SystemExit(EXIT_SCRIPT_RAISED) from None
 
         sys.excepthook = excepthook
         atexit.register(self._at_exit, close)

@@ -20,7 +20,7 @@ from elastane.runtime.feed_book import FeedBook, FollowError
 from elastane.runtime.worker_session import WorkerSession
 from elastane.state.codec import Exported, StateNotCarriedError
 from elastane.state.feed_frames import END, GIVEN, LEVEL, STATE, Frame, Memory, copy_of, send_frame
-from elastane.state.repeated_steps import RepeatedState, rest_of, step_inputs, why_not_repeated
+from elastane.state.repeated_steps import OutsideWrites, RepeatedState, rest_of, step_inputs, why_not_repeated
 from elastane.state.stream import StreamLayout
 from elastane.state.train_state import TrainState
 from elastane_proto.v1 import ring_pb2
@@ -34,6 +34,7 @@ REST_BYTES_MAX: Final = 8 << 20
 """Most that may be sent when the ring changes, while all its members wait."""
 WAITING_MAX: Final = 2
 """Most that may wait to be sent, as a multiple of the state's size: what the newcomer may be behind."""
+_WRITTEN: Final = "the script has written to the state after it was compared"
 NEWCOMER: Final = 0
 """Index of the newcomer in the group of the two, which meets at its store."""
 
@@ -78,6 +79,11 @@ class StateFeed:
         if self._feed is not None:
             self._feed.before_step(step, optimizer, arguments)
 
+    def after_step(self) -> None:
+        """Note that an optimizer step has changed the state."""
+        if self._feed is not None:
+            self._feed.after_step()
+
     def close(self) -> None:
         """Serve no longer."""
         if self._feed is not None:
@@ -98,6 +104,8 @@ class _Feed:
         rest = sum(self._exported.specs[index].nbytes for index in rest_of(self._exported))
         self._book: FeedBook[Frame] = FeedBook(bytes_max=WAITING_MAX * size)
         self._repeated: RepeatedState | None = None
+        #: From the digest on, which says nothing of what is written later.
+        self._writes = OutsideWrites(state)
         self._last: Frame | None = None
         self._changed = threading.Condition()
         if why := why_not_repeated(state):
@@ -117,6 +125,7 @@ class _Feed:
                 self._book.fail("the ring has not changed for long")
             if self._book.at_boundary(step) == "digest":
                 self._repeated = RepeatedState(self._state)
+                self._writes.mark()
             self._changed.notify_all()
             return not self._book.is_over
 
@@ -128,9 +137,16 @@ class _Feed:
             places = [index for index, one in enumerate(self._state.optimizers) if one is optimizer]
             if arguments or not places or why_not_repeated(self._state):
                 self._book.fail(f"a step of {type(optimizer).__name__} cannot be repeated")
+            elif self._writes.has_any():
+                self._book.fail(_WRITTEN)
             else:
                 self._copy_inputs(step, places[0], optimizer)
             self._changed.notify_all()
+
+    def after_step(self) -> None:
+        """Take what the step has made for the state to be compared with."""
+        if self._repeated is not None and not self._book.is_over:
+            self._writes.mark()
 
     def _copy_inputs(self, step: int, index: int, optimizer: Optimizer) -> None:
         try:
@@ -147,6 +163,8 @@ class _Feed:
     def end(self, step: int) -> None:
         """End with the state after `step` steps: what optimizer steps have not changed is copied now."""
         with self._changed:
+            if not self._book.is_over and self._writes.has_any():
+                self._book.fail(_WRITTEN)
             if self._book.end(step):
                 whole = self._state.export()
                 rest = rest_of(whole)

@@ -221,6 +221,7 @@ class StepRunner:
 
     def after_optimizer(self) -> None:
         """Note that the method of an optimizer or of a GradScaler has returned."""
+        self._parts.feed.after_step()
         self._speed.optimizer_stepped()
 
     def once_began(self) -> None:

@@ -102,6 +102,34 @@ class RepeatedState:
         return combined([self._words, digest_of_tensors(self._tensors)])
 
 
+class OutsideWrites:
+    """Finds writes to what steps change, made by anything but the steps themselves: by the script, once an
+    epoch or every hundred steps.
+
+    By version counters, and of parameters, which scripts also write by `.data`, by a digest.
+    """
+
+    def __init__(self, state: TrainState) -> None:
+        self._state = state
+        self._marks: tuple[Any, ...] = ()
+
+    def mark(self) -> None:
+        """Take the state as it is now for one that steps alone have made."""
+        self._marks = self._read()
+
+    def has_any(self) -> bool:
+        """True if it was written to since `mark`. False before the first."""
+        return bool(self._marks) and self._read() != self._marks
+
+    def _read(self) -> tuple[Any, ...]:
+        parameters = [parameter.detach() for parameter in self._state.model.parameters()]
+        entries = [value for optimizer in self._state.optimizers for value in _entries(optimizer)]
+        tensors = [*parameters, *(value for value in entries if isinstance(value, torch.Tensor))]
+        words = [in_words(value) for value in entries if not isinstance(value, torch.Tensor)]
+        places = [(one.data_ptr(), one._version) for one in tensors]
+        return places, digest_of_tensors(parameters), words
+
+
 def _entries(optimizer: Optimizer) -> Iterator[Any]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:

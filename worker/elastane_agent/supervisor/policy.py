@@ -9,7 +9,8 @@ uses no process, socket or clock, so every rule has a plain unit test.
     80 (drained)              parked until the job is scaled up if it was asked to leave; else restarted
     any, once scaled in       idle until the job is scaled up
     84 (start anew)           restarted; not counted in the budget, because the master asked for it
-    82 (refused)              everything stops: every restart would be refused too
+    82 (refused)              everything stops: every restart would be refused too. If the others have ended
+                              the job before this worker's process was gone, the agent still says 3, not 0
     83 (master unreachable)   everything stops
     1, script cannot run      everything stops: a syntax error, or a module that is not installed. With
                               dynamic hosts another host may have the module: treated as the next row
@@ -172,7 +173,15 @@ class SupervisorPolicy:
         slot = self._slots[worker]
         code = status.returncode
         actions: list[Action]
-        if self._code is not None:
+        if self._code == CODE_OK and self._view.phase == "succeeded" and code == EXIT_REFUSED:
+            # The others were faster: what one worker has found out about the script holds for all of them.
+            slot.state, self._code = SlotState.DEAD, CODE_REFUSED
+            text = (
+                f"{worker} was refused before the job had succeeded without it: its last lines of output say "
+                "why, and the result may not be that of stock DDP"
+            )
+            actions = [Say(text, "error", "worker_refused", worker)]
+        elif self._code is not None:
             slot.state = SlotState.DEAD
             how = "finished" if code == 0 else f"left ({status})"
             actions = [Say(f"{worker} {how}", event="worker_exited", worker=worker)]

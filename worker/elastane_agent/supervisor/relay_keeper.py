@@ -70,7 +70,8 @@ class RelayKeeper:
         self._deaths.append(now)
         if decision.allowed:
             self.restart_due = now + decision.delay_seconds
-        text = f"the relay {status}; {decision.reason}: until then workers connect directly"
+        how_long = "until then" if decision.allowed else "from now on"
+        text = f"the relay {status}; {decision.reason}: {how_long} workers connect directly"
         self._output.say(text, "warning", event="relay_died")
 
     def restart(self) -> None:

@@ -31,7 +31,7 @@ import structlog
 from redis.exceptions import RedisError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from elastane_master.cancellation import cancel
+from elastane_common.cancellation import cancel
 from elastane_master.metrics.measures import StoreMeasures
 from elastane_master.signals import Signal
 from elastane_master.store.connection import StoreRedis

@@ -26,10 +26,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from elastane.runtime.copies import CopyWatch, norms
 from elastane.runtime.est_step import EstsDisagreeError, EstStep
 from elastane.runtime.loop_carried import AttributeWatch, check_loop
 from elastane.runtime.prepared_objects import PreparedObjects
+from elastane.runtime.weight_copies import CopyWatch, norms
 from elastane_common.errors import StepError
 
 #: Norms are compared in this many steps after the start, a ring change and the beginning of an epoch.

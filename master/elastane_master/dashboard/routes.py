@@ -113,7 +113,7 @@ class Dashboard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Views:
-    """What shows the jobs of one store."""
+    """The parts of the dashboard that show the jobs of one store."""
 
     jobs: JobServers
     gatherer: Gatherer

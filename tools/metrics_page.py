@@ -12,13 +12,14 @@ ROOTS = ("common", "proto", "shard_service", "scheduler", "planner", "master", "
 sys.path[:0] = [str(ROOT / folder) for folder in ROOTS]
 
 from elastane_common.observe import catalogue as agents  # noqa: E402 - found on the path above
+from elastane_common.observe.metric import Metric  # noqa: E402
 from elastane_master.metrics import catalogue  # noqa: E402
 
 PAGE = ROOT / "docs" / "metrics.md"
 _PLACE = "<!-- metrics of the {who}: made by tools/metrics_page.py -->\n{table}<!-- end -->"
 
 
-def table(metrics: Iterable[catalogue.Metric | agents.Metric]) -> str:
+def table(metrics: Iterable[Metric]) -> str:
     """Return a Markdown table with one row per metric."""
     lines = ["| metric | kind | labels | what it tells |", "|---|---|---|---|"]
     for metric in metrics:

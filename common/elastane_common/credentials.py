@@ -23,7 +23,7 @@ import grpc
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from elastane_common.errors import RefusedError
+from elastane_common.errors import RefusedError, bad_environment
 
 SYSTEM = "system"
 TLS_HINT = (
@@ -71,10 +71,7 @@ def read_credentials() -> Credentials:
     try:
         credentials = Credentials()
     except ValidationError as error:
-        wrong = ", ".join(
-            f"ELASTANE_{'_'.join(map(str, item['loc'])).upper()}: {item['msg']}" for item in error.errors()
-        )
-        raise RefusedError(f"bad environment: {wrong}") from None
+        raise bad_environment(error.errors()) from None
     if credentials.token is not None and credentials.token_file is not None:
         raise RefusedError("ELASTANE_TOKEN and ELASTANE_TOKEN_FILE are both set", hint="unset one of them")
     if (credentials.tls_cert is None) != (credentials.tls_key is None):

@@ -16,7 +16,8 @@ docs/errors.md and `elastane errors CODE` give causes and remedies.
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 EXIT_SCRIPT_RAISED: Final = 1
 EXIT_REFUSED: Final = 82
@@ -76,6 +77,12 @@ class RefusedError(ElastaneError):
 
     code = "ELA402"
     exit_code = EXIT_REFUSED
+
+
+def bad_environment(faults: Iterable[Mapping[str, Any]], *, hint: str = "") -> RefusedError:
+    """Return the refusal of a process with invalid ELASTANE_* variables. faults: pydantic's."""
+    wrong = "; ".join(f"ELASTANE_{'_'.join(map(str, one['loc'])).upper()}: {one['msg']}" for one in faults)
+    return RefusedError(f"bad environment: {wrong}", hint=hint)
 
 
 class WorkerReplacedError(RefusedError):

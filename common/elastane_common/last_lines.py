@@ -69,7 +69,7 @@ class LastLines(Generic[Line]):
             yield self._kept[index]
 
     def last(self, lines: int) -> int:
-        """Return the number from which on there are so many lines; `end` if none are wanted."""
+        """Return the number of the first of the last `lines` lines; `end` for 0."""
         if lines <= 0:
             return self.end
         return self._kept[-min(lines, len(self._kept))][0] if self._kept else self.end

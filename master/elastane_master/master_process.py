@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 from pydantic import ValidationError
 
-from elastane_master.cancellation import cancel
+from elastane_common.cancellation import cancel
 from elastane_master.errors import CannotListen, TooFewDescriptors
 from elastane_master.security.errors import BadSecurityFile
 from elastane_master.security.settings import SecuritySettings

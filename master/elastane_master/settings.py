@@ -9,10 +9,11 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from elastane_master.decisions.machine import VERSION, version_of
+from elastane_master.decisions.machine import VERSION
 from elastane_master.decisions.retention import Retention
 from elastane_master.decisions.runs.queue_shares import QueueShare
 from elastane_master.decisions.runs.state import FAIR_SHARE, PREPARE_SECONDS, ServiceSettings
+from elastane_master.decisions.snapshot_version import version_of
 from elastane_master.jobs.limits import Limits
 from elastane_master.runs.data_service import FILE_URL
 from elastane_master.runs.queue_table import BadQueueTable, parse_queues

@@ -17,6 +17,7 @@ from elastane_cli.commands.main import build_app
 from elastane_master import settings
 from elastane_master.decisions import machine
 from elastane_master.decisions.machine import VERSION
+from elastane_master.decisions.snapshot_version import version_of
 from elastane_master.store.connection import Store
 from elastane_master.store.format import FORMAT, decode_snapshot
 from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, ring_pb2
@@ -87,7 +88,7 @@ async def test_a_newer_masters_job_is_held_and_no_command_touches_it(
     await store.redis.delete("elastane:{leader}:lease", *([KEYS.fence] if fence == "gone" else []))
     if part == "state":  # it took both over: k is made anew below
         kept = decode_snapshot(await store.redis.get(KEYS.snapshot))
-        assert machine.version_of(kept.state) == VERSION + 1
+        assert version_of(kept.state) == VERSION + 1
         await store.redis.delete(*await store.redis.keys("elastane:{k}:*"))
         await store.redis.srem("elastane:jobs", "k")
         await store.redis.srem("elastane:jobs:stored", "k")

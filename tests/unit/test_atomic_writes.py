@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,8 @@ def test_threads_that_write_one_file_leave_the_whole_of_one(tmp_path: Path) -> N
             both_write.wait()
             new.write(text[5_000:].encode())
 
-    threads = [threading.Thread(target=write, args=(text,)) for text in whole]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(write, whole))  # raises what a thread has raised
     assert file.read_text() in whole and names(tmp_path) == ["report"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, ValidationError
 
 from elastane.runtime.environment import WorkerEnvironment
-from elastane_common.errors import RefusedError
+from elastane_common.errors import RefusedError, bad_environment
 
 
 class PsEnvironment(WorkerEnvironment):
@@ -31,13 +31,7 @@ def read_environment() -> PsEnvironment:
     try:
         environment = PsEnvironment()
     except ValidationError as error:
-        wrong = "; ".join(
-            f"ELASTANE_{'_'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
-            for item in error.errors()
-        )
-        raise RefusedError(
-            f"bad environment: {wrong}", hint="start parameter servers with the agent"
-        ) from error
+        raise bad_environment(error.errors(), hint="start parameter servers with the agent") from error
     if not environment.master or not environment.ps_id:
         raise RefusedError(
             "a parameter server needs ELASTANE_MASTER and ELASTANE_PS_ID",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from elastane_runner.engine import EngineError, EngineUnreachableError
-from elastane_runner.log_segments import KEPT_SEGMENTS, LogWriter, segment_offsets, segment_path
+from elastane_runner.log_segments import KEPT_SEGMENTS, LogWriter, log_bytes, segment_offsets, segment_path
 from elastane_runner.process_records import EXIT, STOP, write_record
 from elastane_runner.rank_client import ContainerMissingError, ContainerState, LogStream, RankClient
 from elastane_runner.rank_labels import returncode
@@ -33,12 +33,6 @@ class ResumedLog(LogWriter):
         self._head_segments = min(len(offsets), KEPT_SEGMENTS)
         self._tail = [segment_path(folder, offset) for offset in offsets[KEPT_SEGMENTS:]]
         self.offset = log_bytes(folder)
-
-
-def log_bytes(folder: Path) -> int:
-    """Return where the files of a log end."""
-    offsets = segment_offsets(folder)
-    return offsets[-1] + segment_path(folder, offsets[-1]).stat().st_size if offsets else 0
 
 
 class End(NamedTuple):

@@ -31,7 +31,7 @@ import structlog
 
 from elastane_common.run_record import RankImage
 from elastane_runner.attempt_folders import attempt_folder, attempts_of, refuse_stale
-from elastane_runner.container_log import ContainerLog, End, LogThread, log_bytes, record_end
+from elastane_runner.container_log import ContainerLog, End, LogThread, record_end
 from elastane_runner.engine import (
     AttemptPlan,
     AttemptRecord,
@@ -41,6 +41,7 @@ from elastane_runner.engine import (
     RankRecord,
     RankState,
 )
+from elastane_runner.log_segments import log_bytes
 from elastane_runner.process_records import (
     CLOSED,
     EXIT,

@@ -33,6 +33,12 @@ def segment_offsets(folder: Path) -> list[int]:
     return []
 
 
+def log_bytes(folder: Path) -> int:
+    """Return where the files of a log end."""
+    offsets = segment_offsets(folder)
+    return offsets[-1] + segment_path(folder, offsets[-1]).stat().st_size if offsets else 0
+
+
 class LogWriter:
     """Writes the log of one rank. At most `cap_bytes` are on disk at any time.
 

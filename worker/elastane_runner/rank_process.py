@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from elastane_runner.engine import EngineError, RankPlan, RankRecord, RankState
-from elastane_runner.log_segments import segment_offsets, segment_path
+from elastane_runner.log_segments import log_bytes
 from elastane_runner.process_records import (
     EXIT,
     MARK,
@@ -147,7 +147,7 @@ def conclude(folder: Path, rank: int, mark: str) -> RankRecord:
     """Return the end of a rank whose shim is gone. If the shim was killed, kill and record what it left."""
     if read_record(folder / EXIT) is None:
         kill_marked(mark)
-        record = {"returncode": None, "stopped": False, "log_bytes": _log_bytes(folder), "ended": time.time()}
+        record = {"returncode": None, "stopped": False, "log_bytes": log_bytes(folder), "ended": time.time()}
         try:
             write_record(folder / EXIT, record)
         except OSError:  # the disk is full: the next engine records it
@@ -203,8 +203,3 @@ def _kill(pid: int, mark: str) -> None:
             gone.poll(_KILL_SECONDS * 1000)
     finally:
         os.close(handle)
-
-
-def _log_bytes(folder: Path) -> int:
-    offsets = segment_offsets(folder)
-    return offsets[-1] + segment_path(folder, offsets[-1]).stat().st_size if offsets else 0

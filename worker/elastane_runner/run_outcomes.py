@@ -16,6 +16,7 @@ import structlog
 
 from elastane_common import layout, record_writing
 from elastane_common.artifacts import ArtifactError, write_record
+from elastane_common.cancellation import end_all
 from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import ElastaneError
 from elastane_common.model_registry import entry_of
@@ -70,10 +71,7 @@ class RunOutcomes:
 
     async def close(self) -> None:
         """Stop storing; the next runner will continue."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(self._tasks.values())
 
     async def _repeated(self, launch: Launch, delay: str, work: Callable[[Launch], None]) -> None:
         """Do some work in a thread until it succeeds."""

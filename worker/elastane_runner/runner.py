@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import structlog
 
+from elastane_common.cancellation import end_all
 from elastane_proto.v1 import training_pb2
 from elastane_runner import launching
 from elastane_runner.code_folder import CodeCache
@@ -126,10 +127,7 @@ class Runner:
             self._logs.close()
             for preparation in self._preparations.values():
                 preparation.release()
-            tasks = [watching, telling, attending, *self._tasks]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_all([watching, telling, attending, *self._tasks])
 
     async def leave(self, reason: str, *, stops: bool) -> None:
         """Accept no new ranks, and end the session; the ranks continue, or are stopped first."""

@@ -6,21 +6,7 @@ fixed sets of values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-Kind = Literal["gauge", "counter", "histogram"]
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric. name: as it is scraped, a counter's with `_total`. help: one sentence of description."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-
+from elastane_common.observe.metric import Metric
 
 AGENT_INFO = Metric(
     "elastane_agent_info",

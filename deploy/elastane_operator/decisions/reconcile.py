@@ -24,11 +24,11 @@ from elastane_operator.decisions.autoscaling import (
 )
 from elastane_operator.decisions.ends import count_ends
 from elastane_operator.decisions.observed import JobAtMaster, Observed
+from elastane_operator.decisions.pod_counts import fit, wanted_pods
 from elastane_operator.decisions.reconciliation import FINALIZER, Decision, Reconciliation
 from elastane_operator.decisions.report import report
 from elastane_operator.decisions.scheduling import follow_pool, is_parked
 from elastane_operator.decisions.servers import came_to_its_end, does_tasks, fit_servers
-from elastane_operator.decisions.size import fit, wanted_pods
 from elastane_operator.decisions.spec import Identity, JobSpec, MasterSpec, Workers, price_micros
 from elastane_operator.decisions.status import Status
 

@@ -6,9 +6,9 @@ import msgspec
 
 from elastane_operator.decisions.money import money
 from elastane_operator.decisions.observed import CostView, JobAtMaster
+from elastane_operator.decisions.pod_counts import wanted_pods
 from elastane_operator.decisions.pod_labels import LABEL_JOB, LABEL_ROLE
 from elastane_operator.decisions.reconciliation import Reconciliation
-from elastane_operator.decisions.size import wanted_pods
 from elastane_operator.decisions.spec import job_name
 from elastane_operator.decisions.status import CostStatus, ServerCounts, WorkerCounts
 

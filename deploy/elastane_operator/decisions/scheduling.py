@@ -6,9 +6,9 @@ import statistics
 
 import msgspec
 
+from elastane_operator.decisions.pod_counts import wanted_pods
 from elastane_operator.decisions.pool_status import Share
 from elastane_operator.decisions.reconciliation import Reconciliation
-from elastane_operator.decisions.size import wanted_pods
 from elastane_operator.decisions.status import SchedulingStatus
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from elastane_common.bounded_thread import BoundedThread, TooSlow
+from elastane_common.cancellation import end_all
 from elastane_operator.decisions.pod_labels import LABEL_POOL
 from elastane_operator.decisions.pool_jobs import PoolJob, PoolPod, pool_of, read_pool_job, read_pool_pod
 from elastane_operator.decisions.pool_spec import PoolSpec, read_pool_spec
@@ -86,10 +87,7 @@ class PoolKeeper:
     async def close(self) -> None:
         """Stop looking at pools."""
         desks, self._desks = list(self._desks.values()), {}
-        tasks = [desk.task for desk in desks if desk.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all([desk.task for desk in desks if desk.task is not None])
 
     async def _serve(self, name: str, desk: _Desk) -> None:
         while True:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from elastane_master.dashboard.asked import JobsQuery
+from elastane_master.dashboard.page_query import JobsQuery
 from elastane_master.decisions.state import OVER
 from elastane_master.decisions.views import JobView, job_view
 from elastane_master.jobs.job_server import JobServer

@@ -15,8 +15,8 @@ from typing import Final
 
 from aiohttp import web
 
-from elastane_master.dashboard.asked import JobQuery
 from elastane_master.dashboard.facts import Gatherer, JobFacts
+from elastane_master.dashboard.page_query import JobQuery
 from elastane_master.dashboard.pages import NOTHING_ASKED, Visitor, asked_parts, job_parts
 from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.job_server import JobServer

@@ -9,31 +9,23 @@ same token.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import grpc
 from google.rpc import status_pb2
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.servers.gate import HEADER, Gate, LocalContext
+from elastane_master.servers.gate import HEADER, Gate, LocalContext, LocalHandlers
 from elastane_proto.v1 import errors_pb2
 
 _DETAILS = "grpc-status-details-bin"
-
-
-@dataclass(frozen=True, slots=True)
-class _Details:
-    method: str
-    invocation_metadata: tuple[tuple[str, str], ...]
 
 
 class LocalCalls:
     """The unary rpcs of one master's services. handlers: as given to its server."""
 
     def __init__(self, gate: Gate, handlers: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> None:
-        self._gate = gate
-        self._handlers = handlers
+        self._handlers = LocalHandlers(gate, handlers)
 
     async def call(self, rpc: str, request: Any, authorization: Sequence[str], peer: str) -> Any:
         """Call the rpc "/package.Service/Method" and return its response. Raises Rejection.
@@ -41,19 +33,14 @@ class LocalCalls:
         authorization: values of the Authorization header. peer: the caller's name in the log.
         """
         metadata = tuple((HEADER, value) for value in authorization)
-        details = cast(grpc.HandlerCallDetails, _Details(rpc, metadata))
-        served = await self._find(details)
+        served = await self._handlers.find(rpc, metadata)
         if served is None or served.unary_unary is None:
             raise Rejection("not_found", f"this master has no rpc {rpc}")
-        handler = await self._gate.intercept_service(self._find, details)
+        handler = await self._handlers.guarded(rpc, metadata)
         # The gate turns unary rpcs into streaming ones, because it reads the request itself; for a refused
         # caller it returns a handler for a stream that reads nothing.
         behaviour = handler.stream_unary or handler.stream_stream
         return await behaviour(_messages(request), _Context(metadata, peer))
-
-    async def _find(self, details: grpc.HandlerCallDetails) -> Any:
-        found = (handler.service(details) for handler in self._handlers)
-        return next((one for one in found if one is not None), None)
 
 
 async def _messages(request: Any) -> AsyncIterator[Any]:

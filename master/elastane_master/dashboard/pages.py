@@ -17,12 +17,12 @@ from markupsafe import Markup
 
 from elastane_master.dashboard import curve_drawing, drawing, resource_facts, sparklines, step_times, words
 from elastane_master.dashboard.actions import ACTIONS, Action
-from elastane_master.dashboard.asked import JobQuery, JobsQuery, page_number
 from elastane_master.dashboard.comparison import common_series, figures
 from elastane_master.dashboard.curve_drawing import Scale, draw_curve
 from elastane_master.dashboard.facts import EVENTS_SHOWN, WORKERS_SHOWN, EventRow, JobFacts, event_rows
 from elastane_master.dashboard.job_list import ORDERS, STATES, JobRow, select
 from elastane_master.dashboard.output_facts import OutputFacts
+from elastane_master.dashboard.page_query import JobQuery, JobsQuery, page_number
 from elastane_master.dashboard.time_axis import window, zooms
 from elastane_master.dashboard.timeline import affordable, bounds, timeline
 from elastane_master.decisions.amounts import NANOS

@@ -25,7 +25,6 @@ from google.protobuf.message import Message
 from elastane_master.dashboard import pages
 from elastane_master.dashboard.actions import action_of, request_of, result_of
 from elastane_master.dashboard.answers import fields_of, html, see_other, sentence
-from elastane_master.dashboard.asked import JobQuery, JobsQuery
 from elastane_master.dashboard.browser import (
     THEME_COOKIE,
     THEME_SECONDS,
@@ -42,6 +41,7 @@ from elastane_master.dashboard.job_list import JobRow, row_of
 from elastane_master.dashboard.live import Live, PageRenderer, Parts
 from elastane_master.dashboard.local_calls import LocalCalls
 from elastane_master.dashboard.output_facts import output_facts
+from elastane_master.dashboard.page_query import JobQuery, JobsQuery
 from elastane_master.dashboard.pages import Held, Listed, Notice, Visitor
 from elastane_master.dashboard.run_routes import RunRoutes
 from elastane_master.dashboard.sparklines import Sparklines
@@ -113,7 +113,7 @@ class Dashboard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Views:
-    """What shows the jobs of one store."""
+    """The parts of the dashboard that show the jobs of one store."""
 
     jobs: JobServers
     gatherer: Gatherer

@@ -91,23 +91,8 @@ class Stored(msgspec.Struct, array_like=True):
     queues: StoredQueues
 
 
-class _Version(msgspec.Struct, array_like=True):
-    """The beginning of a snapshot of any version."""
-
-    version: int
-
-
 _encoder = msgspec.msgpack.Encoder()
-_version = msgspec.msgpack.Decoder(_Version)
 _decoder = msgspec.msgpack.Decoder(Stored)
-
-
-def version_of(snapshot: bytes) -> int:
-    """Return the format version of a snapshot, even if it cannot be restored; 0: it is no snapshot."""
-    try:
-        return _version.decode(snapshot).version
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return 0
 
 
 class JobMachine:

@@ -1,4 +1,4 @@
-"""How long no step was committed where the ring changed, and so what the loss of a worker cost. Pure.
+"""Time without a committed step around each ring change: the cost of losing a worker. Pure.
 
 history (order of commits) --> take(committed, generation) --> costs(incidents)
 """

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import structlog
 from redis.exceptions import RedisError
 
-from elastane_master.cancellation import cancel
+from elastane_common.cancellation import cancel
 from elastane_master.decisions.events import CancelRequested, Rejection
 from elastane_master.decisions.retention import Retention, may_close, record_of, require_deletable
 from elastane_master.decisions.state import OVER

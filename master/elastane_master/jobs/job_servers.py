@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from elastane_master.cancellation import cancel, to_its_end
+from elastane_common.cancellation import cancel, to_its_end
 from elastane_master.decisions import autoscaling
 from elastane_master.decisions.effects import Note
 from elastane_master.decisions.events import MasterStarted, Rejection

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from elastane_master.cancellation import cancel
+from elastane_common.cancellation import cancel
 from elastane_master.decisions.succession import (
     Fenced,
     Held,

@@ -69,8 +69,11 @@ class OutputPiece:
 
 @dataclass
 class _Worker:
-    """What is kept of a worker. The master numbers its lines anew, lines that were left out included, as
-    agents come and go. expected: number of the agent's next line."""
+    """A worker's last lines of output, and how it ended.
+
+    The master has its own line numbers, which also count omitted lines, because agents come and go.
+    expected: number of the agent's next line.
+    """
 
     lines: LastLines[OutputLine]
     agent: str = ""
@@ -150,7 +153,7 @@ class WorkerOutputs:
         return is_new
 
     def begin(self, worker: str, lines: int | None) -> int:
-        """Return the position of a reader that wants so many of the last lines; None: all."""
+        """Return the position from which a reader gets the last `lines` lines; None: all."""
         known = self._workers.get(worker)
         if known is None or lines is None:
             return 0

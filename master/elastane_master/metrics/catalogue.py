@@ -7,22 +7,9 @@ is `job_name`, because Prometheus itself uses `job` for the scrape target. Pure 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
-Kind = Literal["gauge", "counter", "histogram"]
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric. name: as scraped, a counter's with `_total`. help: one sentence for users."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-
+from elastane_common.observe.metric import Kind, Metric
 
 _all: list[Metric] = []
 

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from elastane_common.observe.metric import Metric as KnownMetric
 from elastane_master.metrics import catalogue
 from elastane_master.metrics.figures import Samples
 from elastane_master.metrics.measures import Distribution
@@ -59,7 +60,7 @@ def render(samples: Samples, process: ProcessFigures, accept: str) -> tuple[byte
     return encode(registry), content_type
 
 
-def _family(metric: catalogue.Metric, samples: Samples) -> Metric:
+def _family(metric: KnownMetric, samples: Samples) -> Metric:
     """Build a metric family with all its samples; help and type are included even without samples."""
     found = samples.by_metric.get(metric, [])
     if metric.kind == "histogram":

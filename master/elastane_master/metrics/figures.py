@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
+from elastane_common.observe.metric import Metric
 from elastane_master.decisions import pipeline_view, quarantine, stragglers
 from elastane_master.decisions.amounts import NANOS
 from elastane_master.decisions.cost import CostView
@@ -24,7 +25,6 @@ from elastane_master.decisions.runs.views import service_view
 from elastane_master.decisions.state import OVER, Phase
 from elastane_master.decisions.views import WorkerPlace, job_view
 from elastane_master.metrics import catalogue as known
-from elastane_master.metrics.catalogue import Metric
 from elastane_master.metrics.counters import JobCounters, RunCounters
 from elastane_master.metrics.measures import Distribution, Histogram, MasterMeasures, SlotMeasures
 from elastane_proto.history.fold import CAUSES

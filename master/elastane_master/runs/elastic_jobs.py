@@ -10,6 +10,7 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
+from elastane_common.cancellation import end_all
 from elastane_master.decisions import autoscaling, views
 from elastane_master.decisions.events import CancelRequested, Rejection
 from elastane_master.decisions.machine import JobMachine
@@ -81,10 +82,7 @@ class ElasticJobs:
 
     async def close(self) -> None:
         """Follow no job any more."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(self._tasks.values())
 
     def _begin(self, job: str, work: Coroutine[Any, Any, None]) -> None:
         if (running := self._tasks.pop(job, None)) is not None:

@@ -14,6 +14,7 @@ import structlog
 
 from elastane_common import record_writing
 from elastane_common.artifacts import read_record, write_record
+from elastane_common.cancellation import end_all
 from elastane_common.errors import ElastaneError
 from elastane_common.record_writing import RunFacts
 
@@ -56,10 +57,7 @@ class RecordWriter:
 
     async def close(self) -> None:
         """Stop writing; the next master continues."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all(self._tasks.values())
 
     async def _write(self, run_id: int) -> None:
         recorded: EndedRun | None = None

@@ -16,21 +16,20 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from elastane_common.bounded_thread import BoundedThread
+from elastane_common.bounded_thread import BoundedThread, StillBusy
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs.events import AllocationDecided
 from elastane_master.decisions.runs.fairness import FairnessBook
 from elastane_master.decisions.runs.pool_view import PoolView, Progress, pool_view
 from elastane_master.decisions.runs.state import RunsState
 from elastane_master.errors import MachineBroken
-from elastane_master.runs.policy_thread import PolicyThread
 from elastane_master.runs.run_server import RunServer
 from elastane_master.store.errors import StoreError
 from elastane_scheduler.costs import Costs
 from elastane_scheduler.policies.catalogue import make_policy
 from elastane_scheduler.policies.prioritized import PrioritizedPolicy
 from elastane_scheduler.policies.queued import ByQueuePolicy
-from elastane_scheduler.view import Policy
+from elastane_scheduler.view import Decision, Policy, View
 
 logger = structlog.get_logger(__name__)
 
@@ -44,6 +43,31 @@ DECIDE_SECONDS_MAX = 10.0
 """A policy that takes longer has failed: runs are ordered by fair share until it decides."""
 
 _FAILURES = (Rejection, StoreError, RedisError, MachineBroken)
+
+
+class PolicyThread:
+    """A scheduling policy at work: one decision at a time, in a thread of its own, and not for ever.
+
+    make: a new policy; what an earlier one remembers is given up with it when it fails.
+
+    seconds_max: for one decision. Used from one event loop.
+    """
+
+    def __init__(self, make: Callable[[], Policy], seconds_max: float) -> None:
+        self._make = make
+        self._policy = make()
+        self._thread: BoundedThread[Decision] = BoundedThread("scheduling policy", seconds_max)
+
+    async def decide(self, view: View) -> Decision:
+        """Return the policy's decision. Raises TooSlow, StillBusy, and whatever the policy raises."""
+        policy = self._policy
+        try:
+            return await self._thread.run(lambda: policy.decide(view))
+        except StillBusy:
+            raise
+        except Exception:
+            self._policy = self._make()
+            raise
 
 
 class RunScheduler:

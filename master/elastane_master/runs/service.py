@@ -10,9 +10,9 @@ from typing import Any
 import structlog
 from redis.exceptions import RedisError
 
+from elastane_common.cancellation import cancel
 from elastane_common.errors import ElastaneError
 from elastane_common.record_writing import RunFacts
-from elastane_master.cancellation import cancel
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs import machine as runs_machine
 from elastane_master.decisions.runs import views
@@ -29,6 +29,7 @@ from elastane_master.decisions.runs.machine import RunsMachine
 from elastane_master.decisions.runs.run import OVER, Run
 from elastane_master.decisions.runs.state import FAIR_SHARE, ServiceSettings
 from elastane_master.decisions.runs.views import RunView
+from elastane_master.decisions.snapshot_version import version_of
 from elastane_master.decisions.state import JobState
 from elastane_master.errors import MachineBroken
 from elastane_master.jobs.job_servers import JobServers
@@ -101,9 +102,7 @@ class TrainingRuns(RunServerOwner):
         self._message_of = message_of
         self.options = options
         self._jobs = jobs
-        self._log_options = replace(
-            log_options, state_version=runs_machine.VERSION, version_of=runs_machine.version_of
-        )
+        self._log_options = replace(log_options, state_version=runs_machine.VERSION, version_of=version_of)
         self._limits = limits
         self._server: RunServer | None = None
         self._held: HeldError | None = None

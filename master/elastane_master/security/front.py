@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import structlog
 
-from elastane_master.cancellation import cancel
+from elastane_common.cancellation import cancel
 from elastane_master.security.forwarding import STRANGER_READ_BYTES, Caller
 from elastane_master.security.handshakes import Handshakes
 from elastane_master.security.strangers import StrangerLimits, Strangers

@@ -22,7 +22,7 @@ TRACE_STEPS_MAX: Final = 1000
 SESSIONS_LOOK_SECONDS: Final = 0.5
 """A worker whose session has ended is noticed within this time."""
 _BEGIN_STEPS: Final = 2
-"""A trace begins so many steps after the last committed one, so that all workers begin with the same step."""
+"""Steps from the last committed one to the start of a trace, so that all workers start at the same step."""
 
 Sessions = Mapping[str, Session[WorkerMessage]]
 

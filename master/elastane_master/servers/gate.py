@@ -17,8 +17,9 @@ import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import grpc
 import structlog
@@ -167,6 +168,36 @@ class HttpCall:
 
 class LocalContext:
     """Base of the contexts of calls that are made within the master's process, and so through no port."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Details:
+    method: str
+    invocation_metadata: tuple[tuple[str, str | bytes], ...]
+
+
+class LocalHandlers:
+    """Finds the handlers of such calls. handlers: as given to the master's server."""
+
+    def __init__(self, gate: Gate, handlers: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> None:
+        self._gate = gate
+        self._handlers = handlers
+
+    async def find(self, rpc: str, metadata: Sequence[tuple[str, str | bytes]]) -> Any:
+        """Return the handler of "/package.Service/Method"; None if there is no such rpc."""
+        return await self._find(_details(rpc, metadata))
+
+    async def guarded(self, rpc: str, metadata: Sequence[tuple[str, str | bytes]]) -> Any:
+        """Return a handler that refuses whom the gate does not admit with this metadata."""
+        return await self._gate.intercept_service(self._find, _details(rpc, metadata))
+
+    async def _find(self, details: grpc.HandlerCallDetails) -> Any:
+        found = (handler.service(details) for handler in self._handlers)
+        return next((one for one in found if one is not None), None)
+
+
+def _details(rpc: str, metadata: Sequence[tuple[str, str | bytes]]) -> grpc.HandlerCallDetails:
+    return cast(grpc.HandlerCallDetails, _Details(rpc, tuple(metadata)))
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

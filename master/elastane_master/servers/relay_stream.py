@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NoReturn, Protocol, cast
+from typing import Any, Final, NoReturn, Protocol
 
 import grpc
 import structlog
 from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
+from elastane_common.cancellation import end_all
 from elastane_master.decisions.effects import WorkerMessage
 from elastane_master.decisions.events import Rejection
 from elastane_master.servers.binding import Malformed
 from elastane_master.servers.errors import REFUSALS, status_of
-from elastane_master.servers.gate import Gate, LocalContext
+from elastane_master.servers.gate import Gate, LocalContext, LocalHandlers
 from elastane_proto.relay_batches import AnswerBatch, metadata_from_proto, metadata_to_proto
 from elastane_proto.v1 import ring_pb2
 
@@ -59,12 +59,6 @@ class Reading(Protocol):
         """Handle the end of the messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Details:
-    method: str
-    invocation_metadata: tuple[tuple[str, str | bytes], ...]
-
-
 class _AbortedError(Exception):
     """The call ended with a status."""
 
@@ -74,7 +68,7 @@ class RelayedAttends:
 
     def __init__(self, gate: Gate, handlers: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> None:
         self._gate = gate
-        self._handlers = handlers
+        self._handlers = LocalHandlers(gate, handlers)
 
     def origin(self, peer: str) -> str:
         """Return the address of a relay that gRPC calls `peer`, for the log."""
@@ -82,12 +76,7 @@ class RelayedAttends:
 
     async def handler(self, metadata: Sequence[tuple[str, str | bytes]]) -> Any:
         """Return the handler of a call with this metadata, which refuses whom the gate does not admit."""
-        details = cast(grpc.HandlerCallDetails, _Details(ATTEND, tuple(metadata)))
-        return await self._gate.intercept_service(self._find, details)
-
-    async def _find(self, details: grpc.HandlerCallDetails) -> Any:
-        found = (handler.service(details) for handler in self._handlers)
-        return next((one for one in found if one is not None), None)
+        return await self._handlers.guarded(ATTEND, metadata)
 
 
 class RelayedSession(LocalContext):
@@ -305,10 +294,7 @@ class RelayStream:
 
     async def close(self) -> None:
         """End all sessions as broken streams."""
-        tasks = [session.task for session in self._sessions.values() if session.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all([session.task for session in self._sessions.values() if session.task is not None])
 
     def respond(self, session: int, response: bytes, tail: bytes = b"") -> None:
         """Send a serialized AttendResponse with whatever else is ready."""

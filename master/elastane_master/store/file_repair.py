@@ -25,7 +25,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
-from elastane_master.cancellation import cancel
+from elastane_common.cancellation import cancel
 
 logger = structlog.get_logger(__name__)
 

@@ -31,14 +31,14 @@ import structlog
 from redis.exceptions import RedisError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from elastane_master.cancellation import cancel
+from elastane_common.cancellation import cancel
 from elastane_master.metrics.measures import StoreMeasures
 from elastane_master.signals import Signal
 from elastane_master.store.connection import StoreRedis
 from elastane_master.store.errors import Damage, Fenced, JobDamaged, LogBroken, LogClosed, StoreError
 from elastane_master.store.fenced_scripts import DROP, WRITE, require_ours
 from elastane_master.store.format import Place, encode_batch, encode_snapshot
-from elastane_master.store.kept import KeptGroups, NumberedEvent
+from elastane_master.store.kept_writes import KeptGroups, NumberedEvent
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.log_writes import Group, Standing, Write, gone
 from elastane_master.store.recovery import Readable, Recovered, recover

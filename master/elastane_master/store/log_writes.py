@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from elastane_master.store.errors import Damage
 from elastane_master.store.format import FORMAT, Chain
-from elastane_master.store.kept import Entries, NumberedEvent
+from elastane_master.store.kept_writes import Entries, NumberedEvent
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.wholeness import show_chain
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from elastane_master.dashboard.asked import JobQuery, JobsQuery
 from elastane_master.dashboard.job_list import ORDERS, ROWS_SHOWN, STATES, JobRow, select
+from elastane_master.dashboard.page_query import JobQuery, JobsQuery
 from elastane_master.dashboard.pages import Listed, Visitor, asked_parts, jobs_part
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastane_master.dashboard.asked import JobQuery
+from elastane_master.dashboard.page_query import JobQuery
 from elastane_master.dashboard.time_axis import TICKS_MAX, Window, tick_text, ticks, window, zooms
 
 DAY = 86_400.0

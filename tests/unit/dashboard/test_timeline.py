@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastane_master.dashboard.asked import JobQuery
 from elastane_master.dashboard.drawing import LEFT, WIDTH, draw_timeline
 from elastane_master.dashboard.facts import event_rows
+from elastane_master.dashboard.page_query import JobQuery
 from elastane_master.dashboard.pages import render as render
 from elastane_master.dashboard.timeline import LANES_MAX, MARKS_MAX, MEMBERS_MAX, STAYS_MAX, Stay, timeline
 from elastane_master.decisions.effects import Note

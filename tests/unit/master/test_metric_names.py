@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastane_common.observe import catalogue as agents
+from elastane_common.observe.metric import Metric
 from elastane_master.metrics import catalogue
 from elastane_master.metrics.measures import CALL_SECONDS, Histogram
 
@@ -51,7 +52,7 @@ def faults_of(name: str, kind: str, text: str, labels: tuple[str, ...]) -> list[
 
 
 @pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
-def test_names_follow_the_conventions(metric: catalogue.Metric) -> None:
+def test_names_follow_the_conventions(metric: Metric) -> None:
     assert faults_of(metric.name, metric.kind, metric.help, metric.labels) == []
 
 

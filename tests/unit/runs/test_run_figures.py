@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from runs_driver import RunsDriver
 
+from elastane_common.observe.metric import Metric
 from elastane_master.decisions.runs import effects, events
 from elastane_master.metrics import catalogue
-from elastane_master.metrics.catalogue import Metric
 from elastane_master.metrics.counters import RunCounters
 from elastane_master.metrics.figures import RUN_STATES, RUNNER_STATES, Samples, add_runs
 

@@ -15,9 +15,8 @@ from elastane_master.decisions.runs.pool_view import Progress
 from elastane_master.decisions.runs.state import ServiceSettings
 from elastane_master.metrics.counters import RunCounters
 from elastane_master.runs import scheduler as scheduler_module
-from elastane_master.runs.policy_thread import PolicyThread
 from elastane_master.runs.run_server import RunServer
-from elastane_master.runs.scheduler import RunScheduler
+from elastane_master.runs.scheduler import PolicyThread, RunScheduler
 from elastane_master.signals import Signal
 from elastane_scheduler.costs import Costs
 from elastane_scheduler.policies.catalogue import make_policy

@@ -9,7 +9,6 @@ import torch
 from structlog.testing import capture_logs
 from torch import nn
 
-from elastane.runtime.copies import CopyNotPreparedError, CopyWatch
 from elastane.runtime.est_step import EstsDisagreeError, EstStep
 from elastane.runtime.est_step_watch import CLOSE_STEPS, EstStepWatch, differing, hyperparameters
 from elastane.runtime.forward_watch import ForwardWatch, SecondForwardError
@@ -18,6 +17,7 @@ from elastane.runtime.loop_carried import AttributeWatch, CarriedValueError
 from elastane.runtime.prepared_objects import PreparedObjects
 from elastane.runtime.rank0_buffers import Rank0Buffers
 from elastane.runtime.step_state import Stage, StepState
+from elastane.runtime.weight_copies import CopyNotPreparedError, CopyWatch
 from elastane_common.errors import StepError
 
 

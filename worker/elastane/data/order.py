@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader
 
+from elastane.data.loader_settings import OrderKind, SamplerSettings, check_loader, sampler_settings
 from elastane.data.script_order import ScriptOrder
-from elastane.data.settings import OrderKind, SamplerSettings, check_loader, sampler_settings
 from elastane_shards import samplers
 
 _EPOCHS_KEPT = 2  # around an epoch's end, ESTs of one worker are in two epochs

@@ -13,8 +13,8 @@ from typing import Any
 from torch.utils.data import DataLoader, _DatasetKind
 
 from elastane.data.errors import DataError
+from elastane.data.loader_settings import OrderKind, check_loader, sampler_settings
 from elastane.data.script_order import RankOrder, ScriptOrder
-from elastane.data.settings import OrderKind, check_loader, sampler_settings
 
 
 class StockIterableLoader(DataLoader[Any]):

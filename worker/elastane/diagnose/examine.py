@@ -6,7 +6,6 @@ is imported here.
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import tempfile
@@ -18,9 +17,10 @@ from typing import Final
 import msgspec
 
 from elastane.diagnose.findings import CODES, COMPLETE, Finding, Report, Severity, Timing, read_report
-from elastane_common.determinism import Level, process_environment
+from elastane_common.determinism import Level
 from elastane_common.errors import ElastaneError
 from elastane_common.processes.child import ChildProcess, ExitStatus
+from elastane_common.processes.script_environment import script_environment
 
 _LINES_KEPT: Final = 20
 #: Ratio of the medians below which the cost is not reported.
@@ -106,14 +106,8 @@ class Examination:
         lines: deque[str] = deque(maxlen=_LINES_KEPT)
         with tempfile.TemporaryDirectory(prefix="elastane-doctor-") as folder:
             path = Path(folder) / "report.json"
-            # Variables of a job, left in the shell, would change the script's behaviour.
-            inherited = {name: v for name, v in os.environ.items() if not name.startswith("ELASTANE_")}
             environment = {
-                **inherited,
-                **process_environment(level, self._threads),
-                "PYTHONUNBUFFERED": "1",
-                "ELASTANE_MODE": "doctor",
-                "ELASTANE_TORCH_THREADS": str(self._threads),
+                **script_environment("doctor", level, self._threads),
                 "ELASTANE_DOCTOR_REPORT": str(path),
                 "ELASTANE_DOCTOR_STEPS": str(self._steps),
                 **({"ELASTANE_ESTS": str(self._ests)} if self._ests is not None else {}),

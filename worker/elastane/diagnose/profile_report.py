@@ -15,7 +15,7 @@ PROGRESS: Final = "elastane profile: "
 
 
 class Sized(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile for micro-batches of so many samples (0: unknown), and how much each unit's times vary."""
+    """A profile for one size of micro-batches, in samples (0: unknown). spread: of each unit's times."""
 
     samples: int
     profile: Profile

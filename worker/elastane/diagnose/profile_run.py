@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections import deque
@@ -12,8 +11,9 @@ from typing import Final
 
 from elastane.diagnose.examine import ScriptFailedError
 from elastane.diagnose.profile_report import PROGRESS, ProfileReport, read_report
-from elastane_common.determinism import DEFAULT_LEVEL, process_environment
+from elastane_common.determinism import DEFAULT_LEVEL
 from elastane_common.processes.child import ChildProcess, ExitStatus
+from elastane_common.processes.script_environment import script_environment
 
 _LINES_KEPT: Final = 20
 
@@ -43,17 +43,11 @@ def profile_script(
 
     with tempfile.TemporaryDirectory(prefix="elastane-profile-") as folder:
         path = Path(folder) / "report.json"
-        # Variables of a job, left in the shell, would change the script's behaviour.
-        inherited = {name: v for name, v in os.environ.items() if not name.startswith("ELASTANE_")}
         process = ChildProcess(
             "script",
             [sys.executable, *command],
             environment={
-                **inherited,
-                **process_environment(DEFAULT_LEVEL, threads),
-                "PYTHONUNBUFFERED": "1",
-                "ELASTANE_MODE": "profile",
-                "ELASTANE_TORCH_THREADS": str(threads),
+                **script_environment("profile", DEFAULT_LEVEL, threads),
                 "ELASTANE_PROFILE_REPORT": str(path),
                 "ELASTANE_PROFILE_STEPS": str(steps),
                 "ELASTANE_PROFILE_SAMPLES": f"[{','.join(map(str, samples))}]",

@@ -57,7 +57,7 @@ from elastane.pipeline.stage_blocks import Observe, StageBlocks
 from elastane.pipeline.stage_run import Loss, StageRun
 from elastane.pipeline.unit_clock import UnitClock
 from elastane.pipeline.waits import RowsWait, drive
-from elastane.pipeline.weights import Take, gathering
+from elastane.pipeline.weight_gathering import Take, gathering
 from elastane.rng import Generators, Parts
 from elastane.state.model_units import ModelUnits
 from elastane_planner.plan import Plan

@@ -16,7 +16,7 @@ BYTES_MAX: Final = 256 * 2**20
 WAIT_SECONDS_MIN: Final = 0.002
 """Shorter waits are not worth the second step that a death costs."""
 WORTH: Final = 2.0
-"""The wait must be so many times the time of the copy."""
+"""Going ahead pays if the wait for the master takes at least this multiple of the copy's duration."""
 COPIED_BYTES_PER_SECOND: Final = 4e9
 """Of copies that have not been measured yet."""
 MEASURED: Final = 9

@@ -15,8 +15,8 @@ from elastane.data import current
 from elastane.data.source import BatchSource
 from elastane.registry import ITEM, is_metric
 from elastane.runtime import distributed_calls, launcher_variables, rehearsal
-from elastane.runtime.asked import how_asked
 from elastane.runtime.assembly import build_trainer
+from elastane.runtime.comparison_report import write_elastic_report, write_pipeline_report
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_values import EpochValues
 from elastane.runtime.gathering import synchronize_by
@@ -39,7 +39,7 @@ from elastane.runtime.prepared_objects import (
     replace_method,
     set_to_none,
 )
-from elastane.runtime.report import write_elastic_report, write_pipeline_report
+from elastane.runtime.rank_reads import how_asked
 from elastane.runtime.rng_watch import OutsideRank, RngWatch, refuse_rank_seed
 from elastane.runtime.sampler_epoch import watch_set_epoch
 from elastane.runtime.slots.errors import PsModeError

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from elastane_common.determinism import DEFAULT_LEVEL, Level
-from elastane_common.errors import RefusedError
+from elastane_common.errors import RefusedError, bad_environment
 from elastane_proto.job_settings import DEFAULTS
 from elastane_proto.v1 import common_pb2
 
@@ -190,11 +190,7 @@ def read_environment() -> WorkerEnvironment:
     try:
         environment = WorkerEnvironment()
     except ValidationError as error:
-        wrong = "; ".join(
-            f"ELASTANE_{'_'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
-            for item in error.errors()
-        )
-        raise RefusedError(f"bad environment: {wrong}", hint="start workers with `elastane run`") from error
+        raise bad_environment(error.errors(), hint="start workers with `elastane run`") from error
     if environment.resolved_mode() == "elastic" and environment.ests < 1:
         raise RefusedError(
             f"ELASTANE_MASTER is set but ELASTANE_ESTS is {os.environ.get('ELASTANE_ESTS', 'not set')}",

@@ -29,10 +29,10 @@ import structlog
 import torch
 from torch import Tensor
 
-from elastane.runtime.copies import CopyWatch, norms
 from elastane.runtime.est_step import EstsDisagreeError, EstStep
 from elastane.runtime.loop_carried import AttributeWatch, check_loop
 from elastane.runtime.prepared_objects import PreparedObjects
+from elastane.runtime.weight_copies import CopyWatch, norms
 from elastane_common.errors import StepError
 
 _log = structlog.get_logger(__name__)

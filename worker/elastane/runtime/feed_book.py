@@ -1,4 +1,4 @@
-"""What the source of a newcomer that follows the ring sends to it, in which order.
+"""Order of the messages from a ring member to the newcomer that follows it.
 
     at_boundary: the state is copied ─▶ sent ─▶ what each optimizer step was given ─▶ ... ─▶ end: the rest
                                                      └─ nothing is left to send: level, the digest is reported
@@ -26,7 +26,7 @@ class FollowError(Exception):
 
 @dataclass
 class Given(Generic[Item]):
-    """What one optimizer step was given. call: number of such steps since the copy of the state."""
+    """The inputs of one optimizer step. call: number of such steps since the copy of the state."""
 
     step: int
     call: int
@@ -136,10 +136,10 @@ class FollowBook:
         self.calls, self.step = call, step + 1
 
     def reach(self, step: int, calls: int) -> None:
-        """Note that the source is at `step`, after so many optimizer steps.
+        """Check that this worker has reached the source's `step` with the same number of optimizer steps.
 
-        Steps may have none: a GradScaler leaves them out where gradients are not finite. Raises FollowError
-        if this worker is not there.
+        A step may have none: a GradScaler skips it if gradients are not finite. Raises FollowError if the
+        two differ.
         """
         if calls != self.calls or step < self.step:
             raise FollowError(

@@ -18,8 +18,8 @@ from types import FrameType
 from elastane.context import EstContext
 from elastane.registry import Registry
 from elastane.rng import Generators, Parts
-from elastane.runtime.asked import BlockTrace, how_asked
 from elastane.runtime.interval_draws import IntervalDraws
+from elastane.runtime.rank_reads import BlockTrace, how_asked
 from elastane.runtime.rng_watch import RngWatch, refuse_rank_seed
 from elastane_common.errors import EXIT_REFUSED, ElastaneError
 from elastane_proto.v1 import ring_pb2

@@ -1,4 +1,4 @@
-"""What this worker's process uses of its machine: processor, memory, GPU. Read with each heartbeat."""
+"""CPU time, memory and GPU use of this worker's process, read at each heartbeat."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from elastane.data import set_epoch, stock_loader
 from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
+from elastane.runtime.comparison_report import write_pipeline_report, write_slots_report, write_stock_report
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, LastValues, ProgressLine
 from elastane.runtime.gathering import reduce_states
@@ -34,7 +35,6 @@ from elastane.runtime.pipelines.clips import refuse_clips
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.stock_pipe import ENDED, StockPipe, StockPipelineLoader
 from elastane.runtime.prepared_objects import PreparedObjects, intercept, intercept_zero_grad
-from elastane.runtime.report import write_pipeline_report, write_slots_report, write_stock_report
 from elastane.runtime.slots.errors import PsModeError
 from elastane.runtime.slots.local import LocalSlots, prepare_local
 from elastane.runtime.slots.model import PsArguments

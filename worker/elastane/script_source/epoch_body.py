@@ -20,7 +20,7 @@ from typing import Final, Literal
 from elastane.script_source.body import NONE, VARIES, Body, Deps, Kind, Role, Values
 from elastane.script_source.callees import Callees, Scope
 from elastane.script_source.loops import Loop
-from elastane.script_source.names import dotted, within
+from elastane.script_source.names import dotted, innermost, within
 
 Origin = Literal["carried", "model", "turns"]
 """Source of a value: an earlier turn or epoch, the model between epochs, or a worker's mini-batches."""
@@ -202,7 +202,7 @@ class EpochBody(Body):
     def _as_part_of_model(self, target: ast.Attribute) -> str:
         """Return "net.*.p" for `m.p` in `for m in net.modules()`, so that all such loops share one name."""
         source = self._over.get(self._scope.path(target.value) or "")
-        whole = None if source is None else self._scope.path(_source(source))
+        whole = None if source is None else self._scope.path(innermost(source))
         return (self._scope.path(target) or "") if whole is None else f"{whole}.*.{target.attr}"
 
     def _role_of_part(self, name: str) -> Role | None:
@@ -215,7 +215,7 @@ class EpochBody(Body):
         if self._training:
             return found
         word = node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func)
-        copies = word == "deepcopy" and any(self._is_model(_source(one)) for one in node.args)
+        copies = word == "deepcopy" and any(self._is_model(innermost(one)) for one in node.args)
         if word in _SAVES and (copies or word != "deepcopy"):
             self._reach(self._decided(), "kept", "which weights are saved", node.lineno)
         if word == "load_state_dict" and isinstance(node.func, ast.Attribute):
@@ -249,10 +249,3 @@ def _outside_of_loops(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
         if not isinstance(node, Loop | ast.While):
             yield node
             yield from _outside_of_loops(ast.iter_child_nodes(node))
-
-
-def _source(node: ast.expr) -> ast.expr:
-    """Return the object of a chain of method calls: `model` of `model.state_dict()`."""
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        node = node.func.value
-    return node

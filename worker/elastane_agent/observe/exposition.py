@@ -32,9 +32,10 @@ from prometheus_client.registry import Collector
 from elastane_common.errors import ElastaneError
 from elastane_common.observe import catalogue as known
 from elastane_common.observe.figures import STEP_BOUNDS, AgentCounts
+from elastane_common.observe.metric import Metric
 from elastane_proto.v1.ring_pb2 import WorkerFigures
 
-_Samples = dict[known.Metric, list[tuple[tuple[str, ...], float | WorkerFigures]]]
+_Samples = dict[Metric, list[tuple[tuple[str, ...], float | WorkerFigures]]]
 
 
 class MetricsPortError(ElastaneError):
@@ -104,7 +105,7 @@ def _add_worker(samples: _Samples, worker: str, figures: WorkerFigures) -> None:
     samples[known.HANDOVER_BYTES].append(((worker, "received"), figures.handover_bytes_received))
 
 
-def _family(metric: known.Metric, found: list[tuple[tuple[str, ...], float | WorkerFigures]]) -> Family:
+def _family(metric: Metric, found: list[tuple[tuple[str, ...], float | WorkerFigures]]) -> Family:
     if metric.kind == "histogram":
         histograms = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
         for labels, figures in found:

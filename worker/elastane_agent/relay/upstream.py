@@ -17,6 +17,7 @@ import grpc
 from elastane_agent.relay.downstream import Downstream, away, refusal
 from elastane_agent.relay.held_heartbeats import HeldHeartbeats, is_heartbeat
 from elastane_common.addresses import AddressBook
+from elastane_common.cancellation import end_all
 from elastane_common.connection import call_metadata
 from elastane_common.credentials import on_loopback, read_credentials
 from elastane_common.errors import RefusedError
@@ -115,10 +116,7 @@ class Upstream:
 
     async def close(self) -> None:
         """End all streams."""
-        tasks = [link.task for link in self._links if link.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_all([link.task for link in self._links if link.task is not None])
 
     def link_over(self, link: _Link, code: grpc.StatusCode, details: str) -> str:
         """Return why the sessions of a stream that has ended must connect again."""

@@ -57,7 +57,7 @@ from elastane_agent.supervisor.price_feed import PriceListFeed, feed_of
 from elastane_agent.supervisor.price_table import PriceFeed
 from elastane_agent.supervisor.ps_children import PsChildren
 from elastane_agent.supervisor.relay_keeper import RelayKeeper
-from elastane_agent.supervisor.replaced import barred_seconds
+from elastane_agent.supervisor.replaced_stragglers import barred_seconds
 from elastane_agent.supervisor.settings import AgentSettings
 from elastane_agent.supervisor.warm_pool import WarmPool, is_settled
 from elastane_agent.supervisor.worker_command import CAPACITY, local_start, remote_start, worker_variables

@@ -36,7 +36,7 @@ from elastane_proto.v1 import job_pb2
 
 INTERVAL_SECONDS: Final = 60.0
 _LASTING_INTERVALS: Final = 5
-"""A price without an end of its own expires when so many readings in a row have failed."""
+"""Consecutive failed readings after which a price without an end of its own expires."""
 
 News = Mapping[str, DevicePrices]
 """Prices by device type; "": of all other types."""

@@ -127,11 +127,6 @@ class ChaosCluster(LocalCluster):
 
     # ------------------------------------------------------------------ workers
 
-    @property
-    def running(self) -> list[str]:
-        """Workers whose processes have not ended."""
-        return [name for name, process in self.workers.items() if process.status is None]
-
     def replenish(self) -> list[str]:
         """Start workers until `processes` are running; return their ids. The first is put behind the link."""
         started = []

@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 
 @dataclass
 class _Answer:
-    """What a worker has sent. end: it is complete, or there is an error."""
+    """The data received from one worker. end: it is complete, or there is an error."""
 
     data: bytearray = field(default_factory=bytearray)
     steps_done: int = 0

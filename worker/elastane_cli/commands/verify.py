@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from elastane_cli.commands.common import console, print_error, worker_limits
+from elastane_cli.commands.common import console, print_error, print_json, worker_limits
 from elastane_cli.commands.job_options import PipelineOption, ShadowOption, pipeline_arguments
-from elastane_cli.commands.ps_proof import print_ps_proof
 from elastane_cli.commands.rehearsals import announced_seed, require_new, watching, working_folder
 from elastane_cli.commands.run_options import (
     SCRIPT_SETTINGS,
@@ -23,13 +22,14 @@ from elastane_cli.commands.run_options import (
     option,
     require_script,
 )
-from elastane_common.exit_codes import CODE_RUN_FAILED, CODE_USAGE
+from elastane_common.exit_codes import CODE_FAILED, CODE_OK, CODE_RUN_FAILED, CODE_USAGE
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from elastane.diagnose.findings import Finding
+    from elastane_cli.verify.ps_run import PsRunResult
     from elastane_cli.verify.run import VerifyResult
     from elastane_common.errors import ElastaneError
 
@@ -219,7 +219,7 @@ def verify(
                     folder.absolute(), command, ps, workers, kills, str(number), level, threads, timeout,
                     watcher,
                 ).run(runs)  # fmt: skip
-                raise typer.Exit(print_ps_proof(console(), found, number, as_json=as_json))
+                raise typer.Exit(_print_ps_runs(console(), found, number, as_json=as_json))
             result = run_verify(
                 folder, command, ests=ests, original=original, runs=runs, kills=kills, paths=chosen,
                 steps=steps, seed=number, determinism=level, threads=threads, trace=trace,
@@ -330,6 +330,29 @@ def _print_difference(out: Console, result: VerifyResult) -> None:
         for row in result.runs[-1].comparison.rows:
             if not row.equal:
                 out.print(f"  {row.name}: {row.reference} in the reference, {row.found} here", markup=False)
+
+
+def _print_ps_runs(out: Console, runs: Sequence[PsRunResult], seed: int, *, as_json: bool) -> int:
+    """Print the runs of `--ps`; return the exit code."""
+    equal = not any(run.differing for run in runs)
+    code = CODE_OK if equal else CODE_FAILED
+    if as_json:
+        from msgspec import to_builtins
+
+        print_json({"equal": equal, "exit_code": code, "seed": seed, "runs": to_builtins(runs)})
+        return code
+    from rich.table import Table
+
+    table = Table()
+    for column in ("run", "after how many tasks", "seconds", "differs in"):
+        table.add_column(column)
+    for number, run in enumerate(runs, 1):
+        slots = ", ".join(map(str, run.differing))
+        differing = f"[red]slots {slots}[/]" if run.differing else "[green]nothing[/]"
+        table.add_row(str(number), "\n".join(run.acts), f"{run.seconds:.1f}", differing)
+    out.print(table)
+    out.print("[bold green]equal[/], bit for bit" if equal else "[bold red]differs[/]")
+    return code
 
 
 def _print_findings(out: Console, findings: Sequence[Finding]) -> None:

@@ -94,6 +94,11 @@ class LocalCluster:
         self.client: MasterClient
 
     @property
+    def running(self) -> list[str]:
+        """Workers whose processes have not ended."""
+        return [name for name, process in self.workers.items() if process.status is None]
+
+    @property
     def addresses(self) -> str:
         """The master's address, for workers and clients."""
         return self.master.address
@@ -108,7 +113,7 @@ class LocalCluster:
         """Start one more worker and return its id. name: its id; empty: the next free "w<k>"."""
         name = name or f"w{len(self.workers)}"
         own = self._environment(name) | dict(environment or {})
-        running = [worker for worker, process in self.workers.items() if process.status is None]
+        running = self.running
         gpu = gpu_variables(own, [self._gpus[worker] for worker in running])
         self._gpus[name] = gpu.get(VISIBLE, "")
         process = self._launch(
@@ -263,7 +268,7 @@ class LocalCluster:
         return None
 
     def _any_running(self) -> bool:
-        return not self.workers or any(process.status is None for process in self.workers.values())
+        return not self.workers or bool(self.running)
 
     def _environment(self, name: str) -> dict[str, str]:
         return {

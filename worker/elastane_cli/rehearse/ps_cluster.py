@@ -62,11 +62,6 @@ class PsCluster(LocalCluster):
 
     # ------------------------------------------------------------------ processes
 
-    @property
-    def running(self) -> list[str]:
-        """Workers whose processes have not ended."""
-        return [name for name, process in self.workers.items() if process.status is None]
-
     def replenish(self) -> None:
         """Start workers and parameter servers until all are running; the latter keep their names."""
         while len(self.running) < self.processes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from elastane.runtime.slots.errors import ReplayError
 from elastane.tables.journal_file import FOLDER, JournalReading
 from elastane.tables.journal_records import JournalError
 from elastane_cli.rehearse.watcher import Watcher
-from elastane_common.determinism import level_from_text, process_environment
+from elastane_common.determinism import level_from_text
 from elastane_common.processes.child import ChildProcess, ExitStatus
+from elastane_common.processes.script_environment import script_environment
 from elastane_common.storage import Folder
 from elastane_proto.v1 import ps_pb2
 
@@ -73,17 +73,11 @@ def run_replay(
     model = ps_pb2.PsWelcome.FromString(next(JournalReading(Folder(url, JournalError)).models())).model
     threads = int(model.environment.get("threads", "1"))
     level = level_from_text(model.environment.get("determinism", "d1"))
-    # Variables of a job, left in the shell, would change the script's behaviour.
-    inherited = {name: v for name, v in os.environ.items() if not name.startswith("ELASTANE_")}
     process = ChildProcess(
         "script",
         [sys.executable, *command],
         environment={
-            **inherited,
-            **process_environment(level, threads),
-            "PYTHONUNBUFFERED": "1",
-            "ELASTANE_MODE": "replay",
-            "ELASTANE_TORCH_THREADS": str(threads),
+            **script_environment("replay", level, threads),
             "ELASTANE_SEED": str(model.seed),
             **ReplayRequest(url, ends, str(folder)).environment(),
         },

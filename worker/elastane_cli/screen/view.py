@@ -63,7 +63,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What was drawn where, so that keys and clicks find it.
+    """Positions of the drawn rows, headers and tabs on the screen, to resolve keys and clicks.
 
     first: number of the row at the top of the window; room: rows that fit into it. top: its line on the
     screen; columns: its width. marks: a row is selected, else keys move the window. header, tabs_line: lines

@@ -1,4 +1,4 @@
-"""What the workers of a job use of their machines: as a table, and as plain values."""
+"""Resource use of a job's workers, as a table and as plain values."""
 
 from __future__ import annotations
 

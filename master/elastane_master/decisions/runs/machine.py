@@ -56,6 +56,7 @@ from elastane_master.decisions.runs.events import (
 from elastane_master.decisions.runs.index import Index
 from elastane_master.decisions.runs.queue import QueuePolicy, SlotsOrder
 from elastane_master.decisions.runs.state import RunsState, ServiceSettings
+from elastane_master.decisions.snapshot_version import version_of
 
 VERSION = 1
 """Version of the snapshot."""
@@ -68,23 +69,8 @@ class StoredRuns(msgspec.Struct, array_like=True):
     state: RunsState
 
 
-class _Version(msgspec.Struct, array_like=True):
-    """The beginning of a snapshot of any version."""
-
-    version: int
-
-
 _encoder = msgspec.msgpack.Encoder()
-_version = msgspec.msgpack.Decoder(_Version)
 _decoder = msgspec.msgpack.Decoder(StoredRuns)
-
-
-def version_of(snapshot: bytes) -> int:
-    """Return the format version of a snapshot, even if it cannot be restored; 0: it is no snapshot."""
-    try:
-        return _version.decode(snapshot).version
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return 0
 
 
 class RunsMachine:
@@ -174,7 +160,7 @@ class RunsMachine:
     @classmethod
     def restore(cls, snapshot: bytes, policy: QueuePolicy | None = None) -> RunsMachine:
         """Rebuild the service from `snapshot`. Raises ValueError for an unknown version."""
-        version = _version.decode(snapshot).version
+        version = version_of(snapshot)
         if version != VERSION:
             raise ValueError(f"the snapshot of the runs has version {version}; this master reads {VERSION}")
         return cls(_decoder.decode(snapshot).state, policy)

@@ -9,7 +9,7 @@ from elastane_proto.history import events as history
 from elastane_shards.errors import IllegalTransition
 
 COPIES_LEAST, COPIES_SHARE = 4, 16
-"""Copies under way at a time: one of so many slots, and at least so many."""
+"""Copies in progress at a time: one per COPIES_SHARE slots, but at least COPIES_LEAST."""
 RETRY_SECONDS = 1.0
 """After a broken copy of a slot, the time until the next."""
 

@@ -96,7 +96,7 @@ def _refused(ctx: DecisionContext, record: PsRecord, event: SlotRestored) -> Non
 
 
 def _tell_reopened(ctx: DecisionContext, runs: list[TaskRun], slot: int) -> None:
-    """Tell of tasks by epoch, at most so many epochs one by one."""
+    """Note the reopened tasks of each epoch, for at most NOTES_MAX epochs."""
     by_epoch: dict[int, list[TaskRun]] = {}
     for run in runs:
         by_epoch.setdefault(run.epoch, []).append(run)

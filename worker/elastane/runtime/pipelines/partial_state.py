@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from elastane.pipeline.units import Units
-from elastane.runtime.copies import CopyNotPreparedError, CopyWatch
 from elastane.runtime.pipelines.absent_gradients import is_absent_gradient
 from elastane.runtime.pipelines.errors import EvaluationError
 from elastane.runtime.prepared_objects import PreparedObjects, replace_method
+from elastane.runtime.weight_copies import CopyNotPreparedError, CopyWatch
 
 
 def refuse_partial_state(units: Units, optimizer: torch.optim.Optimizer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -27,6 +27,17 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=AGAIN_SECONDS)
+
+
+async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks, and return when all have ended, however they did: their errors are dropped.
+
+    A task that takes long to clean up is waited for, and not cancelled again as by `cancel`.
+    """
+    ended = list(tasks)
+    for task in ended:
+        task.cancel()
+    await asyncio.gather(*ended, return_exceptions=True)
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:

@@ -8,7 +8,7 @@ from elastane_agent.hosts.slots import HostOffer
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.placement import Placement
 from elastane_agent.supervisor.policy import Action, JobView, Say, Spawn, SupervisorPolicy
-from elastane_agent.supervisor.replaced import barred_seconds
+from elastane_agent.supervisor.replaced_stragglers import barred_seconds
 from elastane_common.exit_codes import EXIT_DRAINED
 from elastane_common.processes.child import ExitStatus
 from elastane_master.decisions.effects import Note

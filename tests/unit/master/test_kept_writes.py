@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastane_master.store.kept import Entries, KeptGroups
+from elastane_master.store.kept_writes import Entries, KeptGroups
 
 
 def keep(kept: KeptGroups, number: int, *commits: str, now: float = 0.0) -> None:

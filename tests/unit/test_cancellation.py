@@ -10,7 +10,7 @@ import structlog
 from redis.exceptions import ConnectionError as ConnectionLost
 
 import patience
-from elastane_master import cancellation
+from elastane_common import cancellation
 from elastane_master.store import connection
 from elastane_master.store.errors import StoreUnreachable
 
@@ -77,3 +77,28 @@ async def test_what_a_caller_that_left_had_begun_comes_to_its_end_and_its_failur
     assert [entry["error"] for entry in logs] == ["the store is away"]
     gc.collect()
     assert not unseen
+
+
+async def test_the_end_of_all_waits_for_those_that_clean_up_and_drops_errors() -> None:
+    started, cleaned = asyncio.Event(), []
+
+    async def cleans_up() -> None:
+        try:
+            started.set()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            cleaned.append("up")
+
+    async def fails() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            raise ConnectionLost("gone")
+
+    tasks = [asyncio.create_task(cleans_up()), asyncio.create_task(fails())]
+    await started.wait()
+    await asyncio.sleep(0)
+    await cancellation.end_all(tasks)
+    assert cleaned == ["up"] and all(task.done() for task in tasks)

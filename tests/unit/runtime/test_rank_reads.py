@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastane.runtime.asked import Asked, BlockTrace, how_asked
+from elastane.runtime.rank_reads import Asked, BlockTrace, how_asked
 
 SCRIPT = """
 def run(job):

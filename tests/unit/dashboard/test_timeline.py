@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -97,6 +98,20 @@ def test_the_timeline_of_a_job_that_is_over_ends_when_its_last_worker_has_left()
     [left] = [mark for lane in seen.lanes for mark in lane.marks if mark.kind == "leave"]
     assert left.at == 31.0
     assert max(stay.ended for lane in seen.lanes for stay in lane.stays) == 30.0
+
+
+def test_the_label_of_a_tick_at_the_end_of_the_axis_stands_inside_of_the_picture() -> None:
+    seen = timeline(death().notes, now=20.2)
+    assert seen is not None
+    html = render(
+        "part_timeline.html",
+        picture=draw_timeline(seen),
+        zooms=[],
+        asked=JobQuery(),
+        width=WIDTH,
+    )
+    ticks = dict(re.findall(r'text-anchor="(\w+)" data-at="([\d.]+)"', html))
+    assert ticks["end"] == "20.0" and float(ticks["middle"]) < 20
 
 
 def test_a_ring_that_dissolves_and_scaling_are_told_apart() -> None:

@@ -171,6 +171,16 @@ class HeldSlots:
             return Verdict.OLD_GENERATION
         return Verdict.RESTORED if 0 < lease <= record.fence else None
 
+    def judge_pulls(self, slots: Sequence[int], lease: int, generation: int) -> list[Verdict | None]:
+        """Return `judge_pull` of several slots."""
+        found = [self._slots.get(slot) for slot in slots]
+        records = [record for record in found if record is not None]
+        if records and len(records) == len(slots) and generation <= self.generation:
+            oldest, fence = max([one.since for one in records]), max([one.fence for one in records])
+            if generation >= oldest and not 0 < lease <= fence:
+                return [None] * len(slots)
+        return [self.judge_pull(slot, lease, generation) for slot in slots]
+
     def judge(self, slot: int, push: Push) -> Answer:
         """Return the answer to a push; changes nothing. If it is APPLIED, apply the gradient and `record`.
 
@@ -185,6 +195,8 @@ class HeldSlots:
         """
         self._check(push)
         records = [self._slots.get(slot) for slot, _ in pulled]
+        if (same := self._judge_together(push, pulled, records)) is not None:
+            return [same] * len(pulled)
         known = iter(in_all([record.applied for record in records if record is not None], push.name))
         answers = list[Answer]()
         before: tuple[Verdict, int, int, int] | None = None
@@ -205,6 +217,27 @@ class HeldSlots:
                 before, answer = told, Answer(verdict, self.generation, record.life, version, staleness)
             answers.append(answer)
         return answers
+
+    def _judge_together(
+        self, push: Push, pulled: Sequence[tuple[int, Pulled | None]], records: Sequence[SlotRecord | None]
+    ) -> Answer | None:
+        """Return the answer of all slots, if it is seen at once that it is the same; None if it is not."""
+        there = [record for record in records if record is not None]
+        seen = {one for _, one in pulled}
+        states = {(one.life, one.fence, one.since, one.frozen, one.closed.count) for one in there}
+        if len(there) < len(pulled) or len(seen) != 1 or len(states) != 1:
+            return None
+        names = set(in_all([record.applied for record in there], push.name))
+        if len(names) != 1:
+            return None
+        (applied, version), one = names.pop(), seen.pop()
+        if one is not None and not (0 <= one.life < _INTEGER_MAX and 0 <= one.version < _INTEGER_MAX):
+            return None
+        if there[0].closed.count:
+            return None  # which tasks are closed differs
+        verdict, staleness = self._verdict(there[0], version, push, one, applied)
+        version += verdict is Verdict.APPLIED
+        return Answer(verdict, self.generation, there[0].life, version, staleness)
 
     def record(self, slot: int, push: Push) -> None:
         """Record that a push judged as APPLIED was applied. Raises IllegalTransition if it may not be now."""

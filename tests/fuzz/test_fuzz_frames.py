@@ -184,7 +184,7 @@ def test_answers_of_a_parameter_server_that_lies(lying: tuple[str, list[bytes]])
         slots = sorted(pulling.open)
         header, body = pulling.request(GENERATION, slots)
         with suppress(SlotFrameError):
-            reply: Reply = asked.send(header, body, bounded(pulling, slots)).result(WAIT_SECONDS)
+            reply: Reply = asked.send(header, body, bounded(pulling.size(slots))).result(WAIT_SECONDS)
             pulling.answered(slots, reply)
         asked.close()
 

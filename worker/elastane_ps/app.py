@@ -23,6 +23,7 @@ import structlog
 from elastane.slots.frames import ReplicateClose
 from elastane.slots.map_message import ToldMap, map_from_proto, wire_of
 from elastane.tables.journal_records import LifeBegun
+from elastane.tables.row_arena import RowArenas
 from elastane.tables.slot_weights import SlotWeights
 from elastane.tables.snapshots import OtherModelError
 from elastane.tables.spec import ModelSpec
@@ -177,6 +178,7 @@ class PsServer:
             self._limits.dense_digest = message.dense_digest
             self.holdings.judge = HeldSlots(spec.slots, staleness)
             self.holdings.judge.learn(self.holdings.map.generation)
+            self.holdings.arenas = RowArenas(spec)
             self.holdings.spec = spec
             self._follow()
 
@@ -431,7 +433,7 @@ class PsServer:
         snapshot_life = -1
         if held is None:
             record = SlotRecord(place.life, place.fence, place.since)
-            held = HeldSlot(slot, record, SlotWeights(spec, slot))
+            held = HeldSlot(slot, record, SlotWeights(spec, slot, self.holdings.arenas))
         else:
             snapshot_life = held.record.life
             if snapshot_life < place.life:

@@ -170,7 +170,9 @@ class Receiving:
         if spec is None or not known or not self._wanted(header):
             return
         with self._lock:
-            self._arriving[header.slot] = _Arriving(header, SlotWeights(spec, header.slot))
+            self._arriving[header.slot] = _Arriving(
+                header, SlotWeights(spec, header.slot, self._holdings.arenas)
+            )
 
     def _wanted(self, begin: CopyBegin) -> bool:
         holdings = self._holdings

@@ -81,4 +81,6 @@ class Figures:
         for held in others:
             with held.lock:
                 figures.memory_bytes_used += held.weights.bytes.total
+        if holdings.arenas is not None:
+            holdings.arenas.collect()
         return figures

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from elastane.slots.frames import Header, Replicated
 from elastane.slots.wire import Piece
+from elastane.tables.row_arena import RowArenas
 from elastane.tables.slot_weights import SlotWeights
 from elastane.tables.spec import ModelSpec
 from elastane_ps.links import PeerLink
@@ -115,12 +116,13 @@ class Holdings:
     """All slots that a process holds by its newest map.
 
     owned: slots that it serves. others: backups, received copies, and restored slots that are not served yet.
-    lock: guards these two and `map`; taken before a slot's own lock.
+    lock: guards these two and `map`; taken before a slot's own lock. arenas: the memory of all their rows.
     """
 
     ps_id: str
     map: SlotMap = field(default_factory=lambda: SlotMap.empty(1))
     spec: ModelSpec | None = None
+    arenas: RowArenas | None = None
     judge: HeldSlots = field(default_factory=lambda: HeldSlots(1))
     owned: dict[int, HeldSlot] = field(default_factory=dict)
     others: dict[int, HeldSlot] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The rows of a pull: read slot by slot, checked and completed for all slots together."""
+"""The rows of a pull: checked, read and completed for all slots together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from elastane.tables.by_slot import RowCounts, bounds_of, bytes_in_ranges
 from elastane.tables.layout import ID_BYTES, Ids, are_ids, padded, values_of
-from elastane.tables.slot_weights import SlotWeights, empty_rows
+from elastane.tables.slot_weights import SlotWeights, empty_rows, read_rows
 from elastane.tables.spec import ModelSpec
 from elastane.tables.table_rows import fill_absent
 
@@ -40,20 +40,17 @@ class PulledRows:
         }
         self._bytes: dict[int, memoryview] = {}
 
-    def read(self, position: int, weights: SlotWeights) -> None:
-        """Copy the rows of one slot, under its lock. position: of the slot in the request."""
+    def read(self, weights: Sequence[tuple[int, SlotWeights]]) -> None:
+        """Copy the rows of slots, under their locks. weights: by position of the slot in the request."""
         for table, (ids, bounds) in self._ids.items():
-            start, end = bounds[position], bounds[position + 1]
-            if start < end:
-                rows, known = self._rows[table]
-                weights.read_rows(table, ids[start:end], rows[start:end], known[start:end])
+            read_rows(weights, table, bounds, ids, *self._rows[table])
 
     def complete(self) -> None:
         """Complete the rows, after the last slot has been read."""
         layout = self._spec.layouts[0]
-        for table, (rows, known) in self._rows.items():
+        for table, (rows, absent) in self._rows.items():
             ids, _ = self._ids[table]
-            fill_absent(layout.tables[table], self._spec.initial_rows(table), ids, rows, known)
+            fill_absent(layout.tables[table], self._spec.initial_rows(table), ids, rows, absent)
             self._bytes[table] = values_of(torch.from_numpy(rows), layout.row_dtype(table))
 
     def sections(self, positions: Sequence[int]) -> list[memoryview]:

@@ -36,24 +36,22 @@ class ReceivedPush:
     """header, body: checked by `push_bytes`. gradients: in memory of the body, if they are sent as stored.
 
     seen: of the slots with gradients, and of those to which the name goes alone, in ascending order; None
-    where the push has no pull. bytes: of the gradients of each slot of these.
+    where the push has no pull.
     """
 
     def __init__(self, spec: ModelSpec, header: Push, body: memoryview) -> None:
+        self._header, self.body_bytes = header, len(body)
         self._layouts = spec.layouts
         layout, at = spec.layouts[0], 0
         self._blocks: dict[int, tuple[bytes, list[memoryview]]] = {}
         blocks: dict[int, dict[int, Values]] = {}
-        self.bytes = dict.fromkeys(header.slots, 0)
         for slot, bitmap in header.blocks:
             own = spec.layouts[slot]
             sizes = own.push_sections(bitmap, ())
             sections = cut(body[at:], sizes)
             self._blocks[slot] = bitmap, sections
             blocks[slot] = own.read_blocks(bitmap, sections)
-            size = padded_sum(sizes)
-            at += size
-            self.bytes[slot] += size
+            at += padded_sum(sizes)
         #: Ids and values of each table, as received.
         self._rows: list[tuple[memoryview, memoryview]] = []
         rows = []
@@ -67,15 +65,25 @@ class ReceivedPush:
             bounds = bounds_among(counts, header.slots, spec.slots)
             read_ids, read_values = layout.read_rows(table, ids, values)
             rows.append(TableGradients(table, read_ids, bounds, read_values))
-            for slot, own_count in zip(header.slots, counts, strict=True):
-                self.bytes[slot] += own_count * (ID_BYTES + row_bytes)
         self.gradients = TaskGradients(blocks, tuple(rows))
         seen: dict[int, Pulled | None] = dict.fromkeys(header.names)
-        for slot, (life, version) in zip(header.slots, header.seen, strict=True):
-            seen[slot] = Pulled(life, version) if life >= 0 else None
+        states = {one: Pulled(*one) if one[0] >= 0 else None for one in set(header.seen)}
+        seen.update(zip(header.slots, map(states.__getitem__, header.seen), strict=True))
         if len(seen) < len(header.names) + len(header.slots):
             raise SlotFrameError("a push names a slot twice")
         self.seen = dict(sorted(seen.items()))
+
+    @property
+    def bytes(self) -> dict[int, int]:
+        """Bytes of the gradients of each slot that has some."""
+        found = dict.fromkeys(self._header.slots, 0)
+        for slot, (_, sections) in self._blocks.items():
+            found[slot] += padded_sum(map(len, sections))
+        for table, counts in self._header.rows:
+            row_bytes = ID_BYTES + self._layouts[0].wire_rows[table]
+            for slot, count in zip(self._header.slots, counts, strict=True):
+                found[slot] += count * row_bytes
+        return found
 
     def message(self, slot: int) -> PushMessage:
         """Return the gradients of one slot in the form in which they are passed on."""

@@ -1,7 +1,7 @@
 """Executes pulls, pushes and initial values, after checking each request as a whole.
 
-Pulls read slot by slot; the rows of a push are updated in one step, under the locks of all its slots. A frame
-is checked completely before its first slot is processed. Requests that no client of ours sends raise
+The rows of a request are read or updated in one step, under the locks of all its slots. A frame is checked
+completely before its first slot is processed. Requests that no client of ours sends raise
 SlotFrameError or InvalidRequest, which closes the connection. Each request has two steps: `do`, in the order
 in which frames arrive, and `answer`, which waits for the slots' copies and may be called later.
 """
@@ -43,7 +43,7 @@ from elastane.tables.by_slot import TaskGradients, check_gradients, totals
 from elastane.tables.dense_rules import STATES
 from elastane.tables.journal_records import Record
 from elastane.tables.layout import ID_BYTES, NonFiniteGradient, cut, padded, padded_sum
-from elastane.tables.slot_weights import apply_all, prepare_all
+from elastane.tables.slot_weights import SlotWeights, apply_all, prepare_all
 from elastane.tables.spec import ModelSpec
 from elastane_ps.figures import Figures
 from elastane_ps.held import Barrier, HeldSlot, Holdings
@@ -61,7 +61,7 @@ PullSaid = tuple[int, int, int]
 _MOVED: Final = CODES[Verdict.MOVED]
 _PULL_MOVED: Final = (_MOVED, -1, -1)
 _DONE: Final = frozenset(CODES[verdict] for verdict in DONE_VERDICTS)
-#: Bytes of a push applied under one hold of its slots' locks, unless a single slot has more.
+#: Bytes of a request done under one hold of its slots' locks, unless a single slot has more.
 BATCH_BYTES: Final = 4 * 2**20
 
 
@@ -142,48 +142,90 @@ class Requests:
         rows = PulledRows(self.spec, header.slots, header.rows, body)
         dense = frozenset(header.dense)
         parts = [
-            self._pull_slot(header, slot, slot in dense, position, rows)
-            for position, slot in enumerate(header.slots)
+            part
+            for batch in self._pull_batches(header, dense, len(body))
+            for part in self._pull_slots(header, batch, dense, rows)
         ]
         rows.complete()
 
         def answer() -> tuple[Header, Sequence[Piece]]:
             said: dict[PullSaid, list[int]] = {}
             there, sections = list[int](), list[memoryview]()
+            before: PullSaid | None = None
             for position, (what, blocks, held, barrier) in enumerate(parts):
-                if held is not None and not held.wait(barrier):
+                if held is not None and (not held.wait(barrier) if barrier else held.gone):
                     what = _PULL_MOVED
                 elif held is not None:
                     there.append(position)
                     sections += blocks
-                said.setdefault(what, []).append(header.slots[position])
+                if what is not before:
+                    before, slots = what, said.setdefault(what, [])
+                slots.append(header.slots[position])
             answers = [PulledSlots(slots, *what) for what, slots in said.items()]
             return Pulled(self._holdings.map.generation, answers), pad([*sections, *rows.sections(there)])
 
         return Answer(answer, any(barrier for *_, barrier in parts))
 
-    def _pull_slot(
-        self, header: Pull, slot: int, dense: bool, position: int, rows: PulledRows
-    ) -> tuple[PullSaid, Sequence[memoryview], HeldSlot | None, Barrier]:
-        held = self._holdings.owned.get(slot)
-        if held is None:
-            return (self._absent(header.generation), -1, -1), (), None, ()
-        with held.lock:
-            if held.gone:
-                return (self._absent(header.generation), -1, -1), (), None, ()
-            refused = self._holdings.judge.judge_pull(slot, header.lease, header.generation)
-            weights = held.weights
-            if refused is not None or not weights.initialised:
-                code = CODES[refused] if refused is not None else CODE_UNINITIALISED
-                return (code, -1, -1), (), None, ()
-            blocks: Sequence[memoryview] = ()
-            if dense and weights.layout.blocks:
-                blocks = [np.empty(size, np.uint8).data for size in weights.layout.block_sizes]
-                weights.pull_dense(blocks)
-            rows.read(position, weights)
-            held.pulls += 1
-            record = held.record
-            return (CODE_OK, record.life, record.version), blocks, held, held.barrier()
+    def _pull_batches(self, header: Pull, dense: frozenset[int], body_bytes: int) -> Iterator[range]:
+        """Divide a pull into batches, by position of its slots, each read under one hold of their locks."""
+        layouts = self.spec.layouts
+        blocks = sum([layouts[slot].padded_blocks_bytes for slot in dense])
+        if blocks + body_bytes // ID_BYTES * max(layouts[0].wire_rows, default=0) <= BATCH_BYTES:
+            yield range(len(header.slots))
+            return
+        sizes = [layouts[slot].padded_blocks_bytes if slot in dense else 0 for slot in header.slots]
+        for table, counts in header.rows:
+            row_bytes = layouts[0].wire_rows[table]
+            sizes = [size + count * row_bytes for size, count in zip(sizes, counts, strict=True)]
+        start, total = 0, 0
+        for position, size in enumerate(sizes):
+            if position > start and total + size > BATCH_BYTES:
+                yield range(start, position)
+                start, total = position, 0
+            total += size
+        if sizes:
+            yield range(start, len(sizes))
+
+    def _pull_slots(
+        self, header: Pull, batch: range, dense: frozenset[int], rows: PulledRows
+    ) -> list[tuple[PullSaid, Sequence[memoryview], HeldSlot | None, Barrier]]:
+        """Read several slots, ascending, under all their locks, which are taken as for a push."""
+        owned, slots = self._holdings.owned, header.slots[batch.start : batch.stop]
+        asked = [owned.get(slot) for slot in slots]
+        absent = ((self._absent(header.generation), -1, -1), (), None, ())
+        parts: list[tuple[PullSaid, Sequence[memoryview], HeldSlot | None, Barrier]] = []
+        read: list[tuple[int, SlotWeights]] = []
+        before: tuple[int, int] | None = None
+        locked = [held for held in asked if held is not None]
+        for one in locked:
+            one.lock.acquire()
+        try:
+            judged = self._holdings.judge.judge_pulls(slots, header.lease, header.generation)
+            for position, slot, held, refused in zip(batch, slots, asked, judged, strict=True):
+                if held is None or held.gone:
+                    parts.append(absent)
+                    continue
+                weights = held.weights
+                if refused is not None or not weights.initialised:
+                    code = CODES[refused] if refused is not None else CODE_UNINITIALISED
+                    parts.append(((code, -1, -1), (), None, ()))
+                    continue
+                blocks: Sequence[memoryview] = ()
+                if slot in dense:
+                    blocks = [np.empty(size, np.uint8).data for size in weights.layout.block_sizes]
+                    weights.pull_dense(blocks)
+                held.pulls += 1
+                record = held.record
+                state = record.life, record.version
+                if state != before:
+                    before, said = state, (CODE_OK, *state)
+                parts.append((said, blocks, held, held.barrier() if held.copies else ()))
+                read.append((position, weights))
+            rows.read(read)
+        finally:
+            for one in locked:
+                one.lock.release()
+        return parts
 
     def _absent(self, generation: int) -> int:
         return CODES[Verdict.NOT_YET] if generation > self._holdings.judge.generation else _MOVED
@@ -280,7 +322,8 @@ class Requests:
         batch: Sequence[int],
         there: dict[int, HeldSlot],
     ) -> list[tuple[int, Said, HeldSlot | None, Barrier]]:
-        asked = [(slot, received.seen[slot]) for slot in batch if slot in there]
+        seen = received.seen
+        asked = [(slot, seen[slot]) for slot in batch if slot in there]
         judged = iter(self._holdings.judge.judge_all(push, asked))
         absent: Said = (self._absent(header.generation), -1, -1, 0)
         said: list[tuple[int, Said, HeldSlot | None]] = []
@@ -436,7 +479,12 @@ def _too_little(what: str, needed_bytes: int, left_bytes: int, **facts: object) 
 
 def _batches(received: ReceivedPush) -> Iterator[Sequence[int]]:
     """Divide a push into batches of slots, each applied under one hold of their locks."""
-    slots, sizes = list(received.seen), received.bytes
+    slots = list(received.seen)
+    if received.body_bytes <= BATCH_BYTES:
+        if slots:
+            yield slots
+        return
+    sizes = received.bytes
     start, total = 0, 0
     for number, slot in enumerate(slots):
         own = sizes.get(slot, 0)

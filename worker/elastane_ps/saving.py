@@ -136,7 +136,7 @@ class Saving:
         if self._folder is None:
             return None, "", ()
         folder = self._folder.within(source or CADENCE_FOLDER)
-        found, rejected = newest(folder, spec, slot)
+        found, rejected = newest(folder, spec, slot, self._holdings.arenas)
         if found is None:
             return None, "", rejected
         return (

@@ -23,7 +23,7 @@ from elastane.slots import frames
 from elastane.slots.frames import CopyBegin, CopyEnd, CopyPart, Error, Header, SlotFrameError
 from elastane.slots.handshake import admit
 from elastane.slots.tls_stream import Stream, TlsStream
-from elastane.slots.wire import Piece, read_header, read_into, read_prefix, write_frame
+from elastane.slots.wire import Incoming, Piece, read_header, read_into, read_prefix, write_frame
 from elastane_common.errors import ElastaneError
 from elastane_common.own_port import listen
 from elastane_common.process_tls import Offer, own_tls
@@ -41,7 +41,8 @@ CONNECTIONS_MAX: Final = 256
 #: Maximum number of callers that have not proved the secret yet.
 STRANGERS_MAX: Final = 128
 _BACKLOG: Final = 256
-#: Longest pause within a frame, in seconds: frames share memory, and a worker may be suspended.
+#: Longest pause within a frame, in seconds: frames share memory, and a worker may be suspended. Where a part
+#: of a header or body has come, it may be twice as long.
 _SILENCE_SECONDS: Final = 60
 #: Seconds for which the rest of a refused frame is read.
 _REFUSED_SECONDS: Final = 1.0
@@ -148,12 +149,13 @@ class DataPort:
             )
 
     def _listen_to(self, connection: Stream, answers: _Answers) -> None:
-        while (prefix := read_prefix(connection)) is not None:
+        incoming = Incoming(connection)
+        while (prefix := read_prefix(incoming)) is not None:
             began = time.monotonic()
             number = prefix.number
             _wait_at_most(connection, _SILENCE_SECONDS)
             try:
-                header = read_header(connection, prefix)
+                header = read_header(incoming, prefix)
                 if self._body_bytes(header) != prefix.body_bytes:
                     raise SlotFrameError(f"a {prefix.kind.name} with a body of {prefix.body_bytes} bytes")
             except (ElastaneError, ShardsError) as error:
@@ -162,7 +164,7 @@ class DataPort:
             body = self._staging.take(prefix.body_bytes)
             given_back = False
             try:
-                read_into(connection, body)
+                read_into(incoming, body)
                 _wait_at_most(connection, 0)
                 answer = self._do(header, body)
                 if answer is not None:

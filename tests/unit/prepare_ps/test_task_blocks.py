@@ -200,6 +200,22 @@ def test_an_error_of_a_push_in_the_background_is_raised_in_the_script() -> None:
         pushing.reports(-1)
 
 
+def test_after_the_error_of_one_push_the_others_are_reported() -> None:
+    net, model, slots = prepared()
+    pushing = PushingTasks(model, ahead=2)
+    slots.outcomes = [ElastaneError("no server")]
+    tasks = [task(index, lease=index + 1) for index in range(2)]
+    with pytest.raises(ElastaneError, match="no server"):
+        for own in tasks:
+            pushing.begin(own)
+            with model.push(own):
+                net.layer(net.table(torch.tensor([1]))).sum().backward()
+            pushing._on_the_way[end := model.end()] = own
+            end.add_done_callback(pushing._answered.put)
+        pushing.reports(-1)
+    assert [report.index for report in pushing.reports(-1)] == [1]
+
+
 def test_what_is_read_too_early_is_refused() -> None:
     _, model, _ = prepared()
     own = task()

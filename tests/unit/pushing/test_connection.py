@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 import time
@@ -11,10 +12,10 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from elastane.slots.connection import PsConnection
-from elastane.slots.frames import CopyDone, Error, Header, Inspect, Inspected, SlotFrameError
+from elastane.slots.frames import CopyDone, Error, Header, Inspect, Inspected, SlotFrameError, encode
 from elastane.slots.handshake import PsHandshakeError, admit
 from elastane.slots.tls_stream import Stream
-from elastane.slots.wire import pad, read_header, read_into, read_prefix, write_frame
+from elastane.slots.wire import Incoming, pad, read_header, read_into, read_prefix, write_frame
 from elastane_common.errors import ElastaneError
 from elastane_common.process_tls import own_tls
 
@@ -172,3 +173,49 @@ def test_closing_fails_what_is_in_flight_and_calls_nobody(encrypted: bool) -> No
             future.result(5)
         connection.close()
     assert not ended
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_frames_are_read_whole_however_they_come(seed: int) -> None:
+    draw = random.Random(seed)
+    sizes = [draw.choice([0, 1, 64, 5000, 16_384, 16_385, 300_000]) for _ in range(40)]
+    bodies = [draw.randbytes(size) for size in sizes]
+    ours, theirs = socket.socketpair()
+    sent = bytearray()
+    for number, body in enumerate(bodies):
+        sent += encode(Inspect(number), number, len(body)) + body
+
+    def send() -> None:
+        rest = memoryview(sent)
+        while rest:
+            size = draw.choice([1, 31, 33, 4000, 200_000])
+            theirs.sendall(rest[:size])
+            rest = rest[size:]
+        theirs.close()
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    with ours:
+        incoming = Incoming(ours)
+        for number, body in enumerate(bodies):
+            prefix = read_prefix(incoming)
+            assert prefix is not None and prefix.number == number
+            assert read_header(incoming, prefix) == Inspect(number)
+            memory = bytearray(prefix.body_bytes)
+            read_into(incoming, memoryview(memory))
+            assert memory == body
+        assert read_prefix(incoming) is None
+    sending.join()
+
+
+def test_a_frame_that_ends_early_is_not_used() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.sendall(encode(Inspect(0), 1, 50_000) + bytes(40_000))
+        theirs.close()
+        incoming = Incoming(ours)
+        prefix = read_prefix(incoming)
+        assert prefix is not None
+        read_header(incoming, prefix)
+        with pytest.raises(SlotFrameError, match="10000 bytes early"):
+            read_into(incoming, memoryview(bytearray(50_000)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import msgspec
 import pytest
 
@@ -15,7 +17,7 @@ from elastane_slots.pushes import (
     Push,
     Verdict,
 )
-from elastane_slots.tasks import TaskName
+from elastane_slots.tasks import TaskName, TaskRun
 
 GENERATION = 5
 
@@ -211,6 +213,46 @@ def test_spoiled_records_are_not_read() -> None:
             SlotRecord.decode(whole[:length], since=0)
     with pytest.raises(InvalidSnapshot):
         SlotRecord.decode(msgspec.msgpack.encode([-1, 0, b"", b""]), since=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_slots_judged_together_are_judged_as_each_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = Random(seed)
+    for _ in range(100):
+        slots = HeldSlots(6, draw.choice([None, 2]))
+        slots.learn(GENERATION)
+        #: What slots differ in, if in anything.
+        differ = draw.choice(["", "since", "life", "fence", "closed", "frozen", "seen", "applied"])
+        common = SlotRecord(draw.randrange(2), draw.choice([0, 50]), draw.choice([4, GENERATION]))
+        common.applied.add_run(TaskRun("clicks", 0, 0, draw.randrange(5)))
+        for slot in range(draw.choice([5, 6])):
+            record = SlotRecord.decode(common.encode(), common.since)
+            record.since += differ == "since" and draw.randrange(2)
+            record.life += differ == "life" and draw.randrange(2)
+            record.fence += differ == "fence" and 50 * draw.randrange(2)
+            record.frozen = differ == "frozen" and draw.random() < 0.5
+            if differ == "closed":
+                record.close(task(draw.choice([9, 10])))
+            if differ == "applied":
+                record.applied.add(task(draw.choice([9, 10])))
+            slots.hold(slot, record)
+        owned = list(slots)
+        if draw.random() < 0.5:
+            slots.record_all(owned, push(8))  # they share their names now
+        lease, generation = draw.choice([40, 60]), draw.choice([3, 5, 6])
+        given = push(draw.choice([0, 2, 8, 9]), lease=lease, generation=generation)
+        versions = common.version, max(0, common.version - 2), common.version + 5
+        seen = [*(Pulled(common.life, version) for version in versions), None]
+        same = draw.choice(seen)
+        differs = differ == "seen"
+        asked = [(slot, draw.choice(seen) if differs else same) for slot in range(6) if draw.random() < 0.9]
+        pulls = [slot for slot, _ in asked]
+        together = slots.judge_all(given, asked), slots.judge_pulls(pulls, given.lease, given.generation)
+        with monkeypatch.context() as patched:
+            patched.setattr(HeldSlots, "_judge_together", lambda *_: None)
+            alone = [slots.judge_all(given, [one])[0] for one in asked]
+        one_by_one = [slots.judge_pull(slot, given.lease, given.generation) for slot in pulls]
+        assert together == (alone, one_by_one)
 
 
 def test_every_verdict_says_what_follows() -> None:

@@ -64,9 +64,9 @@ def test_an_index_finds_what_a_dictionary_finds(part: int, monkeypatch: pytest.M
             ids = np.unique(np.append(ids, [ID_MAX, 0]))
         assert index.find(ids).tolist() == [known.get(row, -1) for row in ids.tolist()]
         new = ids[index.find(ids) < 0]
-        for row, place in zip(new.tolist(), index.add(new).tolist(), strict=True):
-            assert place == len(known)
-            known[row] = place
+        places = generator.integers(0, 2**31, len(new))
+        index.add(new, places)
+        known.update(zip(new.tolist(), places.tolist(), strict=True))
         shuffled = generator.permutation(ids)
         assert index.find(shuffled).tolist() == [known[row] for row in shuffled.tolist()]
     ids, places = index.entries()
@@ -80,7 +80,8 @@ def test_an_index_grows_without_a_copy_of_itself() -> None:
     try:
         while len(index) < 600_000:
             ids = np.unique(generator.integers(0, ID_MAX, 20_000))
-            index.add(ids[index.find(ids) < 0])
+            new = ids[index.find(ids) < 0]
+            index.add(new, np.arange(len(index), len(index) + len(new)))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -90,7 +91,7 @@ def test_an_index_grows_without_a_copy_of_itself() -> None:
 def test_without_memory_an_index_has_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     index = RowIndex()
     ids = np.arange(0, 100_000, 2)
-    index.add(ids)
+    index.add(ids, ids // 2)
 
     def extend(array: GrowingArray, count: int) -> None:
         if array.dtype == np.int32 and count:
@@ -102,9 +103,10 @@ def test_without_memory_an_index_has_the_same_rows(monkeypatch: pytest.MonkeyPat
         patched.setattr(GrowingArray, "extend", extend)
         for _ in range(2):
             with pytest.raises(MemoryError):
-                index.add(ids + 1)
+                index.add(ids + 1, ids // 2 + len(ids))
             assert len(index) == len(ids) and index.find(ids).tolist() == list(range(len(ids)))
-    assert index.add(ids + 1).tolist() == list(range(len(ids), 2 * len(ids)))
+    index.add(ids + 1, ids // 2 + len(ids))
+    assert index.find(ids + 1).tolist() == list(range(len(ids), 2 * len(ids)))
     assert (index.find(ids) == np.arange(len(ids))).all()
 
 

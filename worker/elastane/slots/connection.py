@@ -18,7 +18,7 @@ from typing import Final
 from elastane.slots.frames import Error, Header, PsMemoryError, SlotFrameError
 from elastane.slots.handshake import greet
 from elastane.slots.tls_stream import Stream
-from elastane.slots.wire import Piece, read_header, read_into, read_prefix, write_frame
+from elastane.slots.wire import Incoming, Piece, read_header, read_into, read_prefix, write_frame
 from elastane_common.errors import ElastaneError
 from elastane_common.tcp_options import prepare
 
@@ -123,8 +123,9 @@ class PsConnection:
 
     def _read(self) -> None:
         try:
-            while (prefix := read_prefix(self._socket)) is not None:
-                header = read_header(self._socket, prefix)
+            incoming = Incoming(self._socket)
+            while (prefix := read_prefix(incoming)) is not None:
+                header = read_header(incoming, prefix)
                 if isinstance(header, Error):
                     kind = PsMemoryError if header.code == PsMemoryError.code else SlotFrameError
                     raise kind(f"{self.address} refused a frame: {header.message}", refused=header.code)
@@ -136,7 +137,7 @@ class PsConnection:
                 if sum(map(len, body)) != prefix.body_bytes:
                     raise SlotFrameError(f"{self.address} answered {prefix.body_bytes} bytes")
                 for memory in body:
-                    read_into(self._socket, memory)
+                    read_into(incoming, memory)
                 with self._state:
                     is_pending = self._pending.pop(prefix.number, None) is not None
                 if is_pending:  # otherwise `close` has already failed it

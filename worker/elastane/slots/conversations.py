@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from elastane.slots.access import PulledSlots, PushedTask, PushOutcome, Wanted
 from elastane.slots.connection import Into, Reply, anywhere
@@ -258,13 +258,12 @@ class Initialising(Conversation[None]):
             raise SlotFrameError("initial values were answered with something else")
 
 
-def bounded(conversation: Conversation[Any], slots: Sequence[int]) -> Into:
+def bounded(most_bytes: int) -> Into:
     """Memory for an answer that may be this long: what a parameter server announces is not believed."""
-    most = conversation.size(slots)
 
     def into(header: Header, size: int) -> Sequence[memoryview]:
-        if size > most:
-            raise SlotFrameError(f"an answer of {size} bytes, of {most} at most")
+        if size > most_bytes:
+            raise SlotFrameError(f"an answer of {size} bytes, of {most_bytes} at most")
         return anywhere(header, size)
 
     return into

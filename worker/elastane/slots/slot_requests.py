@@ -105,9 +105,9 @@ def send(
 ) -> list[Asked]:
     """Send requests for slots to their owner."""
     asked = []
-    for part in _divided(slots, conversation.size):
+    for part, most_bytes in _divided(slots, conversation.size):
         header, body = conversation.request(told.map.generation, part)
-        future = connection.send(header, body, bounded(conversation, part))
+        future = connection.send(header, body, bounded(most_bytes))
         asked.append(Asked(owner, part, future, connection))
     return asked
 
@@ -120,19 +120,19 @@ def give_up(requests: Iterable[Asked], told: ToldMap) -> None:
             request.connection.close()
 
 
-def _divided(slots: list[int], size: Callable[[Sequence[int]], int]) -> Iterator[list[int]]:
-    """Divide slots into requests of at most REQUEST_BYTES_MAX, or of one slot."""
-    if size(slots) <= REQUEST_BYTES_MAX:
-        yield slots
+def _divided(slots: list[int], size: Callable[[Sequence[int]], int]) -> Iterator[tuple[list[int], int]]:
+    """Divide slots into requests of at most REQUEST_BYTES_MAX, or of one slot, each with its bytes."""
+    if (total := size(slots)) <= REQUEST_BYTES_MAX:
+        yield slots, total
         return
     part: list[int] = []
     total = 0
     for slot in slots:
         own = size([slot])
         if part and total + own > REQUEST_BYTES_MAX:
-            yield part
+            yield part, size(part)
             part, total = [], 0
         part.append(slot)
         total += own
     if part:
-        yield part
+        yield part, size(part)

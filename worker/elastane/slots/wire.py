@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from elastane.slots.frames import (
     PREFIX_BYTES,
@@ -21,6 +22,8 @@ Piece = bytes | bytearray | memoryview
 _PIECES: Final = 512
 #: Buffers below this size in bytes are joined first, which is faster than passing each to the kernel.
 _JOINED_BYTES: Final = 2**18
+#: Bytes that are read ahead of a connection.
+_INCOMING_BYTES: Final = 2**14
 _ALIGNMENT_BYTES: Final = 64
 _ZEROS: Final = bytes(_ALIGNMENT_BYTES)
 
@@ -58,7 +61,40 @@ def write_frame(connection: Stream, header: Header, number: int, body: Sequence[
     return total
 
 
-def read_prefix(connection: Stream) -> Prefix | None:
+class Source(Protocol):
+    """What frames are read from: a `Stream`, or `Incoming`."""
+
+    def recv_into(self, memory: memoryview, /) -> int: ...
+
+
+class Incoming:
+    """What comes from a connection: a small frame is taken with one call, a large body with one more.
+
+    A call gives the interpreter's lock away, and has to wait for it where other threads compute.
+    """
+
+    def __init__(self, connection: Stream) -> None:
+        self._connection = connection
+        #: A socket fills large memory before its thread is woken.
+        self._socket = connection if isinstance(connection, socket.socket) else None
+        self._buffer = memoryview(bytearray(_INCOMING_BYTES))
+        self._taken = self._came = 0
+
+    def recv_into(self, memory: memoryview, /) -> int:
+        """As of a socket, with what has come before."""
+        if self._taken == self._came:
+            if len(memory) >= len(self._buffer):
+                if self._socket is not None:
+                    return self._socket.recv_into(memory, 0, socket.MSG_WAITALL)
+                return self._connection.recv_into(memory)
+            self._taken, self._came = 0, self._connection.recv_into(self._buffer)
+        count = min(len(memory), self._came - self._taken)
+        memory[:count] = self._buffer[self._taken : self._taken + count]
+        self._taken += count
+        return count
+
+
+def read_prefix(connection: Source) -> Prefix | None:
     """Read the prefix of the next frame; None if the other end closed before it. Raises SlotFrameError."""
     data = bytearray(PREFIX_BYTES)
     if not read_into(connection, memoryview(data), may_end=True):
@@ -66,14 +102,14 @@ def read_prefix(connection: Stream) -> Prefix | None:
     return decode_prefix(data)
 
 
-def read_header(connection: Stream, prefix: Prefix) -> Header:
+def read_header(connection: Source, prefix: Prefix) -> Header:
     """Read the header that follows a prefix. Raises SlotFrameError."""
     data = bytearray(prefix.header_bytes)
     read_into(connection, memoryview(data))
     return decode_header(prefix, data)
 
 
-def read_into(connection: Stream, memory: memoryview, *, may_end: bool = False) -> bool:
+def read_into(connection: Source, memory: memoryview, *, may_end: bool = False) -> bool:
     """Fill memory from the socket. Raises SlotFrameError if the stream ends early.
 
     may_end: return False instead if it ends before the first byte.

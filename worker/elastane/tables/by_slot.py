@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain
+from operator import sub
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,7 +38,7 @@ Ranges = Sequence[tuple[int, int]]
 Part = TypeVar("Part", memoryview, NDArray[Any])
 
 
-class TableIds(msgspec.Struct, frozen=True):
+class TableIds(msgspec.Struct, frozen=True, dict=True):
     """Ids of one table. bounds: those of slot s are ids[bounds[s]:bounds[s + 1]]; one more than slots."""
 
     table: int
@@ -55,8 +56,11 @@ class TableIds(msgspec.Struct, frozen=True):
 
     def counts(self, slots: Iterable[int]) -> list[int]:
         """Return the number of ids of each slot."""
-        bounds = self.bounds
-        return [bounds[slot + 1] - bounds[slot] for slot in slots]
+        return [*map(self._counts.__getitem__, slots)]
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        return [*map(sub, self.bounds[1:], self.bounds)]
 
     def ranges(self, slots: Iterable[int]) -> Ranges:
         """Return where the ids of slots are. slots: ascending."""
@@ -72,7 +76,7 @@ class TableIds(msgspec.Struct, frozen=True):
         return found
 
 
-class TableGradients(TableIds, frozen=True):
+class TableGradients(TableIds, frozen=True, dict=True):
     """Gradients of rows of one table: ids, ascending within each slot; values of shape (ids, width)."""
 
     values: Values

@@ -30,7 +30,7 @@ class GrowingArray:
         self.dtype = np.dtype(dtype)
         self.length = 0
         self._width = width
-        self._entry_bytes = self.dtype.itemsize * max(width, 1)
+        self.entry_bytes = self.dtype.itemsize * max(width, 1)
         self._map: mmap.mmap | None = None
         self._all = self._shaped(np.zeros(0, self.dtype))
 
@@ -42,7 +42,7 @@ class GrowingArray:
     @property
     def bytes(self) -> int:
         """Size of the entries in bytes."""
-        return self.length * self._entry_bytes
+        return self.length * self.entry_bytes
 
     def extend(self, count: int) -> None:
         """Append `count` entries of zeros. Raises MemoryError and leaves the array unchanged."""
@@ -51,8 +51,20 @@ class GrowingArray:
             self._reserve(max(wanted, len(self._all) + len(self._all) // 4))
         self.length = wanted
 
+    def clear(self, places: NDArray[np.int64]) -> None:
+        """Set entries, ascending, to zero; whole pages of them no longer take memory."""
+        self._all[places] = 0
+        if self._map is None or not len(places):
+            return
+        ends = np.append((np.diff(places) != 1).nonzero()[0], len(places) - 1)
+        first = places[np.append(0, ends[:-1] + 1)] * self.entry_bytes
+        last = (places[ends] + 1) * self.entry_bytes
+        first, last = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE
+        for start, end in zip(first[first < last].tolist(), last[first < last].tolist(), strict=True):
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+
     def _reserve(self, entries: int) -> None:
-        size = entries * self._entry_bytes
+        size = entries * self.entry_bytes
         mapped_bytes = MAPPED_BYTES if len(_mapped) < MAPPINGS_MANY else MAPPED_BYTES_OF_MANY
         if self._map is None and size < mapped_bytes:
             larger = self._shaped(np.zeros(entries * max(self._width, 1), self.dtype))
@@ -79,7 +91,7 @@ class GrowingArray:
             raise MemoryError(f"no memory for {size} bytes: {error}") from error
 
     def _viewed(self, mapped: mmap.mmap) -> NDArray[Any]:
-        count = len(mapped) // self._entry_bytes * max(self._width, 1)
+        count = len(mapped) // self.entry_bytes * max(self._width, 1)
         return self._shaped(np.frombuffer(mapped, self.dtype, count))
 
     def _shaped(self, flat: NDArray[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Index from row ids to positions: sorted arrays, 12 bytes per row.
+"""Index of one slot's rows, from ids to positions: sorted arrays, 12 bytes per row.
 
 New ids are added to a small sorted array, which is merged into the main one when it reaches a sixteenth of
 its size. The merge works in place, in parts from the end, so that no second copy is needed.
@@ -18,13 +18,12 @@ from elastane.tables.layout import Ids
 _REST: Final = 4096
 #: Number of entries merged at a time.
 _PART: Final = 65_536
-ROWS_MAX: Final = 2**31 - 1
 
 Places = NDArray[np.int64]
 
 
 class RowIndex:
-    """Assigns rows the positions 0, 1, 2, ... in the order in which they are added."""
+    """Positions of rows by their ids."""
 
     def __init__(self) -> None:
         self._most = _Sorted()
@@ -39,44 +38,27 @@ class RowIndex:
 
     def find(self, ids: Ids) -> Places:
         """Return the positions of ids, given in any order; -1 for unknown ids."""
-        known, places = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
-        self.nearest(ids, known, places)
-        found = places.astype(np.int64)
-        found[known != ids] = -1
-        return found
+        places = np.full(len(ids), -1, np.int64)
+        if self._most.count:
+            _find(*self._most.entries(), ids, places)
+        if len(self._rest_ids) and len(missing := (places < 0).nonzero()[0]):
+            found = np.full(len(missing), -1, np.int64)
+            _find(self._rest_ids, self._rest_places, ids[missing], found)
+            places[missing] = found
+        return places
 
-    def nearest(self, ids: Ids, known: Ids, places: NDArray[np.int32]) -> None:
-        """Write the positions of ids, in any order, into `places`, and the ids found there into `known`.
-
-        Where an id is unknown, `known` differs from it. The caller compares them for many indexes at once.
-        """
-        if not self._most.count:
-            _nearest(self._rest_ids, self._rest_places, ids, known, places)
-            return
-        _nearest(*self._most.entries(), ids, known, places)
-        if len(self._rest_ids) and len(missing := (known != ids).nonzero()[0]):
-            at = self._rest_ids.searchsorted(ids[missing])
-            known[missing] = self._rest_ids.take(at, mode="clip")
-            places[missing] = self._rest_places.take(at, mode="clip")
-
-    def add(self, ids: Ids) -> Places:
-        """Add new ids, ascending, and return their positions.
+    def add(self, ids: Ids, places: Places) -> None:
+        """Add new ids, ascending, with their positions.
 
         Raises MemoryError and leaves the index unchanged.
         """
-        rest_count, count = len(self._rest_ids), len(ids)
-        first = self._most.count + rest_count
-        if first + count > ROWS_MAX:
-            raise MemoryError(f"a slot has at most {ROWS_MAX} rows of a table")
-        if rest_count + count > max(_REST, self._most.count // 16):
+        if len(self._rest_ids) + len(ids) > max(_REST, self._most.count // 16):
             self._most.merge(self._rest_ids, self._rest_places)
             self._rest_ids, self._rest_places = np.empty(0, np.int64), np.empty(0, np.int32)
-        places = np.arange(first, first + count)
         rest = np.concatenate([self._rest_ids, ids])
         order = rest.argsort(kind="stable")  # a stable sort merges two sorted runs
         rest_places = np.concatenate([self._rest_places, places], dtype=np.int32, casting="unsafe")
         self._rest_ids, self._rest_places = rest.take(order), rest_places.take(order)
-        return places
 
     def entries(self) -> tuple[Ids, Places]:
         """Return copies of all ids, ascending, and of their positions."""
@@ -115,20 +97,11 @@ class _Sorted:
         self.count = total
 
 
-def _nearest(
-    sorted_ids: NDArray[np.int64],
-    sorted_places: NDArray[np.int32],
-    ids: Ids,
-    known: Ids,
-    places: NDArray[np.int32],
-) -> None:
-    if not len(sorted_ids):
-        known.fill(-1)
-        places.fill(-1)
-        return
+def _find(sorted_ids: NDArray[np.int64], sorted_places: NDArray[np.int32], ids: Ids, places: Places) -> None:
+    """Write the positions of the ids that are among the sorted ones."""
     at = sorted_ids.searchsorted(ids)
-    sorted_ids.take(at, out=known, mode="clip")
-    sorted_places.take(at, out=places, mode="clip")
+    found = sorted_ids.take(at, mode="clip") == ids
+    np.copyto(places, sorted_places.take(at, mode="clip"), where=found)
 
 
 def _merged(

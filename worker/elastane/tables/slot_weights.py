@@ -25,10 +25,11 @@ from elastane.tables.by_slot import TaskGradients, joined
 from elastane.tables.dense_rules import STATES, BlockState
 from elastane.tables.layout import Ids, PushPart, SlotLayout, SlotTable
 from elastane.tables.rates import Rates, scaled
+from elastane.tables.row_arena import RowArenas
 from elastane.tables.row_index import Places
 from elastane.tables.sections import Section, SectionHeader
 from elastane.tables.spec import ModelSpec
-from elastane.tables.table_rows import Part, TableRows, fill_absent
+from elastane.tables.table_rows import Absent, Part, TableRows, fill_absent
 from elastane_shards.errors import IllegalTransition, InvalidSnapshot
 
 #: Approximate size of a piece of rows.
@@ -70,24 +71,34 @@ class Piece:
 
 @dataclass(frozen=True)
 class PreparedPush:
-    """A push to slots, prepared. rows: by table, the slots' parts, positions of their rows, gradients."""
+    """A push to slots, prepared. rows: of each step, the table, the slots' parts, positions of their rows,
+    gradients."""
 
     weights: Mapping[int, SlotWeights]
     gradients: TaskGradients
-    rows: dict[int, tuple[list[Part], Places, torch.Tensor]]
+    rows: list[tuple[int, list[Part], Places, torch.Tensor]]
 
 
 class SlotWeights:
-    """The weights of slot `slot` of a model. A slot without blocks counts as initialised."""
+    """The weights of slot `slot` of a model. A slot without blocks counts as initialised.
 
-    def __init__(self, spec: ModelSpec, slot: int) -> None:
+    arenas: of the process, if it has several slots of the model.
+    """
+
+    def __init__(self, spec: ModelSpec, slot: int, arenas: RowArenas | None = None) -> None:
         self.layout: SlotLayout = spec.layout(slot)
         self._spec = spec
         self._blocks: list[BlockState | None] = [None] * len(self.layout.blocks)
         self._block_marks = [0] * len(self._blocks)
         self._mark = 1
         self._rows = [
-            TableRows(table, spec.initial_rows(number), spec.tables[number].rule)
+            TableRows(
+                slot,
+                table,
+                spec.initial_rows(number),
+                spec.tables[number].rule,
+                arenas.tables[number] if arenas is not None else None,
+            )
             for number, table in enumerate(self.layout.tables)
         ]
 
@@ -140,15 +151,11 @@ class SlotWeights:
         """Copy rows into memory, in the order of ids, in the type that is sent."""
         if len(ids):
             told = self.layout.tables[table]
-            rows, known = empty_rows(told, len(ids))
-            self.read_rows(table, ids, rows, known)
-            fill_absent(told, self._spec.initial_rows(table), ids, rows, known)
+            rows, absent = empty_rows(told, len(ids))
+            table_rows.read([(self._rows[table], 0, len(ids))], ids, rows, absent)
+            fill_absent(told, self._spec.initial_rows(table), ids, rows, absent)
             values = torch.from_numpy(rows)
             torch.frombuffer(into, dtype=self.layout.row_dtype(table)).copy_(values.view(-1))
-
-    def read_rows(self, table: int, ids: Ids, rows: NDArray[Any], known: Ids) -> None:
-        """As `TableRows.read`."""
-        self._rows[table].read(ids, rows, known)
 
     def prepare(self, part: PushPart, rates: Rates) -> PreparedPush:
         """`prepare_all` of one slot."""
@@ -164,6 +171,8 @@ class SlotWeights:
     def mark(self) -> int:
         """Return a mark; later changes have this mark or a later one."""
         self._mark += 1
+        for rows in self._rows:
+            rows.mark = self._mark
         return self._mark
 
     def changed_since(self, mark: int = 0) -> Changes:
@@ -226,7 +235,7 @@ class SlotWeights:
         if header.table >= 0:
             ids = np.frombuffer(parts[0], np.int64)
             self.layout.check_ids(header.table, ids, ascending=True)
-            self._rows[header.table].load(ids, parts[1:], self._mark)
+            self._rows[header.table].load(ids, parts[1:])
             return
         dtype = self.layout.dtypes[header.number]
         values, *states = (torch.frombuffer(part, dtype=dtype).clone() for part in parts)
@@ -267,18 +276,12 @@ def prepare_all(weights: Mapping[int, SlotWeights], gradients: TaskGradients, ra
             block = own._blocks[position]
             assert block is not None
             block.prepare(*own._block_rule(position, rates))
-    steps = {}
+    steps = []
     for rows in gradients.rows:
-        if not len(rows.ids):
-            continue
-        table, bounds = rows.table, rows.bounds
-        parts = [
-            Part(own._rows[table], own._mark, bounds[slot], bounds[slot + 1])
-            for slot, own in weights.items()
-            if bounds[slot] < bounds[slot + 1]
-        ]
-        numbers = rates[next(iter(weights.values()))._spec.tables[table].group]
-        steps[table] = parts, table_rows.born(parts, rows.ids, numbers), rows.values
+        numbers = rates[next(iter(weights.values()))._spec.tables[rows.table].group]
+        for parts in together(weights.items(), rows.table, rows.bounds):
+            values = rows.values[parts[0][1] : parts[-1][2]]
+            steps.append((rows.table, parts, table_rows.born(parts, rows.ids, numbers), values))
     return PreparedPush(weights, gradients, steps)
 
 
@@ -297,15 +300,50 @@ def apply_all(prepared: PreparedPush, rates: Rates, scale: float = 1.0) -> None:
             rule, numbers = own._block_rule(position, rates)
             block.step(rule, gradient, numbers)
             own._block_marks[position] = own._mark
-    for table, (parts, places, gradients) in prepared.rows.items():
+    for table, parts, places, gradients in prepared.rows:
         numbers = rates[next(iter(prepared.weights.values()))._spec.tables[table].group]
         table_rows.step(parts, places, gradients.numpy(), numbers)
 
 
-def empty_rows(table: SlotTable, count: int) -> tuple[NDArray[Any], Ids]:
-    """Return memory for `count` rows and for their ids (`TableRows.read`), with no row read yet."""
+def together(
+    weights: Iterable[tuple[int, SlotWeights]], table: int, bounds: Sequence[int]
+) -> Iterator[list[Part]]:
+    """Yield the parts of a table's rows that are read or updated in one step.
+
+    weights: by place in `bounds`, ascending. Parts that do not follow one another, or are in several arenas,
+    are not together.
+    """
+    parts = [
+        (own._rows[table], bounds[place], bounds[place + 1])
+        for place, own in weights
+        if bounds[place] < bounds[place + 1]
+    ]
+    start = 0
+    for number in range(1, len(parts)):
+        if parts[number][1] != parts[number - 1][2] or parts[number][0].arena is not parts[start][0].arena:
+            yield parts[start:number]
+            start = number
+    if parts:
+        yield parts[start:]
+
+
+def read_rows(
+    weights: Iterable[tuple[int, SlotWeights]],
+    table: int,
+    bounds: Sequence[int],
+    ids: Ids,
+    rows: NDArray[Any],
+    absent: Absent,
+) -> None:
+    """Copy the rows of slots, as `table_rows.read` does. weights: by place in `bounds`, ascending."""
+    for parts in together(weights, table, bounds):
+        table_rows.read(parts, ids, rows, absent)
+
+
+def empty_rows(table: SlotTable, count: int) -> tuple[NDArray[Any], Absent]:
+    """Return memory for `count` rows and for which of them are absent, with no row read yet."""
     dtype = str(table.dtype).removeprefix("torch.")
-    return np.empty((count, table.width), dtype), np.full(count, -1, np.int64)
+    return np.empty((count, table.width), dtype), np.ones(count, np.bool_)
 
 
 def load_all(weights: SlotWeights, sections: Iterable[Section]) -> None:

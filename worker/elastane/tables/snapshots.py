@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from elastane.tables.row_arena import RowArenas
 from elastane.tables.sections import Section
 from elastane.tables.slot_weights import SlotWeights
 from elastane.tables.snapshot_file import FileHeader, Reading, SlotSnapshotError, file_chunks
@@ -154,7 +155,9 @@ def names(folder: Folder, slot: int | None = None) -> list[SnapshotName]:
     return sorted(found)
 
 
-def newest(folder: Folder, spec: ModelSpec, slot: int) -> tuple[SlotSnapshot | None, tuple[str, ...]]:
+def newest(
+    folder: Folder, spec: ModelSpec, slot: int, arenas: RowArenas | None = None
+) -> tuple[SlotSnapshot | None, tuple[str, ...]]:
     """Return the newest usable snapshot of a slot, or None, and the reasons why newer ones are unusable.
 
     Raises OtherModelError if all are unusable and some are of another model, and SlotSnapshotError if the
@@ -165,7 +168,7 @@ def newest(folder: Folder, spec: ModelSpec, slot: int) -> tuple[SlotSnapshot | N
     there = names(folder, slot)
     for name in list(reversed(there))[:CHAINS_MAX]:
         try:
-            record, weights = read(folder, spec, name, there)
+            record, weights = read(folder, spec, name, there, arenas)
         except (SlotSnapshotError, ShardsError, MemoryError) as error:
             rejected.append(f"{name.path}: {error}")
             if isinstance(error, OtherModelError):
@@ -178,9 +181,13 @@ def newest(folder: Folder, spec: ModelSpec, slot: int) -> tuple[SlotSnapshot | N
 
 
 def read(
-    folder: Folder, spec: ModelSpec, name: SnapshotName, there: Sequence[SnapshotName]
+    folder: Folder,
+    spec: ModelSpec,
+    name: SnapshotName,
+    there: Sequence[SnapshotName],
+    arenas: RowArenas | None = None,
 ) -> tuple[SlotRecord, SlotWeights]:
-    """Read a file and those on which it is based. there: files of the slot.
+    """Read a file and those on which it is based. there: files of the slot. arenas: as of SlotWeights.
 
     Raises SlotSnapshotError or ShardsError if one is missing, damaged or of another model.
     """
@@ -193,7 +200,7 @@ def read(
         if not follows or before >= chain[-1].version:
             raise SlotSnapshotError(f"the snapshot {chain[-1].path} follows one that is missing")
         chain.append(follows[-1])
-    weights = SlotWeights(spec, name.slot)
+    weights = SlotWeights(spec, name.slot, arenas)
     record = SlotRecord()
     for part in reversed(chain):
         record = _load(folder, spec, part, weights)

@@ -24,6 +24,8 @@ class ModelGuard:
         #: Referenced so that no new parameter can get the id of a deleted one.
         self._known = {id(parameter): parameter for parameter in [*net.parameters(), *dense.values()]}
         self._layouts = {name: _layout(parameter) for name, parameter in dense.items()}
+        #: By name, a parameter's address and its bits there; the view keeps the address from being used anew.
+        self._bits: dict[str, tuple[int, Tensor]] = {}
         self.pulled()
 
     def pulled(self) -> None:
@@ -55,13 +57,16 @@ class ModelGuard:
                 )
 
     def _sums_of_bits(self) -> list[int]:
-        sums = [_sum_of_bits(parameter.detach()) for parameter in self._dense.values()]
+        sums = [self._bits_of(*named).sum(dtype=torch.int64) for named in self._dense.items()]
         return [int(one) for one in sums]
 
-
-def _sum_of_bits(values: Tensor) -> Tensor:
-    memory = torch.as_strided(values, (values.numel(),), (1,))
-    return memory.view(_BITS[memory.element_size()]).sum(dtype=torch.int64)
+    def _bits_of(self, name: str, parameter: nn.Parameter) -> Tensor:
+        address, bits = self._bits.get(name, (0, None))
+        if bits is None or parameter.data_ptr() != address or parameter.numel() != bits.numel():
+            memory = torch.as_strided(parameter.detach(), (parameter.numel(),), (1,))
+            bits = memory.view(_BITS[memory.element_size()])
+            self._bits[name] = parameter.data_ptr(), bits
+        return bits
 
 
 def _layout(parameter: nn.Parameter) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:

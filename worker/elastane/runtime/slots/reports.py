@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
+from queue import SimpleQueue
 
 from elastane.runtime import probes
 from elastane.runtime.leased_ahead import HeldTask
@@ -50,6 +51,9 @@ class PushingTasks:
         self._prepared, self._ahead = prepared, ahead
         self.own_seeds = own_seeds or ahead > 0
         self._on_the_way: dict[Future[TaskEnd], PushTask] = {}
+        #: Those that have ended, as they come, and those of them that are not reported yet.
+        self._answered: SimpleQueue[Future[TaskEnd]] = SimpleQueue()
+        self._ended = set[Future[TaskEnd]]()
         prepared.in_background = ahead > 0
         self._begun = 0
 
@@ -69,7 +73,9 @@ class PushingTasks:
 
     def end_later(self, task: PushTask) -> list[shard_pb2.TaskReport]:
         """End the task; wait while more than `ahead` are in flight. Return reports; raise their errors."""
-        self._on_the_way[self._prepared.end()] = task
+        end = self._prepared.end()
+        self._on_the_way[end] = task
+        end.add_done_callback(self._answered.put)
         return self.reports(len(self._on_the_way) - self._ahead)
 
     def leave(self) -> None:
@@ -79,12 +85,10 @@ class PushingTasks:
     def reports(self, at_least: int = 0) -> list[shard_pb2.TaskReport]:
         """Return reports of answered pushes. at_least: number to wait for; -1: all."""
         wanted = len(self._on_the_way) if at_least < 0 else at_least
-        ended = {future for future in self._on_the_way if future.done()}
-        while len(ended) < wanted:
-            ended |= wait(set(self._on_the_way) - ended, return_when=FIRST_COMPLETED).done
-        return [
-            report
-            for future in list(self._on_the_way)
-            if future in ended
-            for report in report_of(self._on_the_way.pop(future), future.result())
-        ]
+        while len(self._ended) < wanted or not self._answered.empty():
+            self._ended.add(self._answered.get())
+        reports = list[shard_pb2.TaskReport]()
+        for future in [future for future in self._on_the_way if future in self._ended]:
+            self._ended.discard(future)
+            reports += report_of(self._on_the_way.pop(future), future.result())
+        return reports

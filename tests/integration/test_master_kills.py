@@ -83,6 +83,8 @@ def test_master_killed_again_and_again_in_dynamic_leasing(
         for kill in range(kills):
             done += moments.randint(60, 160)
             wait_for_done(cluster.client, cluster.job, done)
+            if kill == kills // 2:
+                cluster.workers["w1"].signal(signal.SIGSTOP)  # or it would be done before it is killed
             cluster.restart_master()
             if kill == kills // 2:
                 cluster.workers["w1"].signal(signal.SIGKILL)

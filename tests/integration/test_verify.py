@@ -186,7 +186,7 @@ def forked_elastane(forked_commands: ForkedCommands):
 
 def test_the_command_says_equal(forked_elastane, tmp_path: Path) -> None:
     ran = forked_elastane("--ests", "2", "--seed", "4", "--json", "--keep", str(tmp_path / "kept"), FLAWED)
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stderr.startswith("seed 4\n")
     document = json.loads(ran.stdout)
     assert document["verdict"] == "equal" and document["seed"] == "4" and document["ests"] == 2

@@ -17,6 +17,7 @@ from elastane_common.errors import RefusedError
 
 # Says where it is before each point, so that the test knows how far it came.
 WORKER = """
+import os
 import sys
 from pathlib import Path
 from elastane.runtime import probes, rehearsal
@@ -25,7 +26,8 @@ print("started", flush=True)
 rehearsal.install()
 print("entered", flush=True)
 for step in range(4):
-    for point in ("forward", "all_reduce", "prepared", "applied"):
+    prepared = "ahead" if os.environ.get("GOES_AHEAD") and step < 3 else "prepared"
+    for point in ("forward", "all_reduce", prepared, "applied"):
         print(point, step, flush=True)
         if point == "all_reduce":
             probes.all_reducing(step, lambda: lost.exists())
@@ -57,6 +59,15 @@ def read_until(process: subprocess.Popen[str], line: str) -> list[str]:
 def test_a_kill_is_at_its_point_and_step(point: str) -> None:
     process = start(Rehearsal(kill=f"{point}:2"))
     assert patience.communicate(process, 60)[0].splitlines()[-1] == f"{point} 2"
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_step_that_is_applied_ahead_is_killed_where_it_would_be_prepared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GOES_AHEAD", "1")
+    process = start(Rehearsal(kill="prepared:1"))
+    assert patience.communicate(process, 60)[0].splitlines()[-1] == "ahead 1"
     assert process.returncode == -signal.SIGKILL
 
 

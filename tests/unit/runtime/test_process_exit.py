@@ -25,7 +25,8 @@ class Ending:
         monkeypatch.setattr(sys, "excepthook", sys.excepthook)
         environment = WorkerEnvironment(master="localhost:1", worker_id="w0", ests=2)
         self.exits = WorkerExits(environment, lambda reason, seconds: None)
-        self.exits.install(self.said.append)
+        self.done: ring_pb2.Done | None = None
+        self.exits.install(self.said.append, lambda: self.done)
         self._at_exit = at_exit[0]
 
     def end(self) -> ring_pb2.Bye:
@@ -36,14 +37,23 @@ class Ending:
         return bye
 
 
-@pytest.mark.parametrize(("finished", "code"), [(False, EXIT_REFUSED), (True, EXIT_SCRIPT_RAISED)])
-def test_a_refusal_after_the_last_step_is_no_refusal_of_the_training(
-    monkeypatch: pytest.MonkeyPatch, finished: bool, code: int
+@pytest.mark.parametrize(
+    ("finished", "phase", "code"),
+    [
+        (False, "succeeded", EXIT_REFUSED),  # the others were faster
+        (True, "succeeded", EXIT_SCRIPT_RAISED),
+        (True, "", EXIT_REFUSED),
+        (True, "failed", EXIT_REFUSED),
+    ],
+)
+def test_a_refusal_after_the_end_of_the_training_is_no_refusal_of_it(
+    monkeypatch: pytest.MonkeyPatch, finished: bool, phase: str, code: int
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     tell_agent()
     ending = Ending(monkeypatch)
     ending.exits.finished = finished
+    ending.done = ring_pb2.Done(phase=phase) if phase else None
     with pytest.raises(SystemExit) as ended:
         sys.excepthook(StepError, StepError("drawn after backward()"), None)
     assert ended.value.code == code

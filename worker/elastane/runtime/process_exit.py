@@ -55,10 +55,12 @@ class WorkerExits:
         self.finished = False
         self.pid = os.getpid()
 
-    def install(self, close: Callable[[ring_pb2.Bye | None], None]) -> None:
+    def install(
+        self, close: Callable[[ring_pb2.Bye | None], None], done: Callable[[], ring_pb2.Done | None]
+    ) -> None:
         """Handle SIGTERM (drain; a second one exits at once), uncaught exceptions and interpreter exit.
 
-        close: ends the session with the given Bye.
+        close: ends the session with the given Bye. done: returns how the job has ended; None: it has not.
         """
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._terminated)
@@ -76,9 +78,10 @@ class WorkerExits:
             try:
                 previous(kind, value, trace)
             except SystemExit:
-                if not self.finished:
+                over = done()
+                if not self.finished or over is None or over.phase != "succeeded":
                     raise
-                # A refusal would say of the training what only holds of the script's code after it.
+                # Others have ended the training; a refusal would say of it what holds of the code behind it.
                 raise SystemExit(EXIT_SCRIPT_RAISED) from None
 
         sys.excepthook = excepthook

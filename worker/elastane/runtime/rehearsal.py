@@ -15,7 +15,8 @@ settings; all but the first act at the points of `probes`:
             SECONDS" sleeps, "hang" waits for another text, "eat" allocates memory until the kernel ends the
             process. Written by `elastane chaos` while the job runs (see `give_order`).
     kill    "point:step". The process kills itself with SIGKILL at that point of that step, or at its
-            first visit to the point after that step.
+            first visit to the point after that step; for "prepared" also at "ahead", which takes its
+            place in a step that is applied ahead.
 
 The locks are flock(2) locks: the kernel releases them when their holder ends, so that nobody waits for ever.
 
@@ -84,7 +85,9 @@ class Rehearsal:
     def reached(self, point: str, step: int) -> None:
         """Execute the settings at a point; installed as the runtime's probe (see `probes`)."""
         where, _, at = self.kill.partition(":")
-        if point == where and step >= int(at):
+        # With steps applied ahead only the last one comes to "prepared", where the result would die, too.
+        is_there = point == where or (point, where) == ("ahead", "prepared")
+        if is_there and step >= int(at):
             os.kill(os.getpid(), signal.SIGKILL)
         if point == "task" and self.gates:
             _wait_for(Path(self.gates) / str(step))

@@ -353,7 +353,7 @@ class TaskSession:
             timeout_seconds=environment.master_timeout_seconds,
         )
         self.exits = WorkerExits(environment, self._leave)
-        self.exits.install(self._session.close)
+        self.exits.install(self._session.close, lambda: self.done)
         self._session.start()
 
     @property

@@ -138,7 +138,7 @@ class WorkerSession:
             timeout_seconds=self._environment.master_timeout_seconds,
             evicted=self._evicted,
         )
-        self.exits.install(duties.close)
+        self.exits.install(duties.close, lambda: self.protocol.done)
         logs.say_where(self._where)
         self._session.start()
 

@@ -140,6 +140,8 @@ class Checkers:
     _may_finish: dict[str, int] = field(default_factory=dict)
     _plans: dict[int, bytes] = field(default_factory=dict)
     _forgotten_rings: set[int] = field(default_factory=set)
+    #: Members of forgotten rings whose number another ring has now.
+    _unaware: dict[int, set[str]] = field(default_factory=dict)
     _announced: dict[int, set[str]] = field(default_factory=dict)
     _formed: set[int] = field(default_factory=set)
     _loads: set[int] = field(default_factory=set)
@@ -163,6 +165,8 @@ class Checkers:
         self._reached[worker] = step
         self._trained_in[worker] = generation
         ring = self.rings[generation]
+        if worker not in ring.owners and worker in self._unaware.get(generation, ()):
+            return  # it was suspended before its ring was forgotten, and goes on until it is told
         if ring.lineage not in (None, lineage) and generation in self._forgotten_rings:
             # The store lost this ring with all its members; a ring of restarted workers reuses its number.
             self._forgotten_rings.discard(generation)
@@ -311,6 +315,7 @@ class Checkers:
             known = self.rings[generation] = Ring(owners)
         elif known.owners != owners and generation in self._forgotten_rings:
             self._forgotten_rings.discard(generation)
+            self._unaware.setdefault(generation, set()).update(known.owners)
             del self.rings[generation]  # reinsert, so that it comes after the existing ones
             known = self.rings[generation] = Ring(owners)
         elif known.owners != owners:

@@ -127,7 +127,9 @@ def _rebuild(ctx: DecisionContext) -> None:
     ring_state = ctx.state.ring
     reason, ring_state.rebuild_due, ring_state.rebuild_reason = ring_state.rebuild_reason, None, ""
     ctx.touch()
-    done = ctx.state.all_committed and ring_state.stage is Stage.RUNNING
+    # A ring that was formed after the last step only hands over the state: whoever waits for it cannot end.
+    hands_over = ring_state.resume_step >= ctx.state.total_steps
+    done = ctx.state.all_committed and ring_state.stage is Stage.RUNNING and not hands_over
     if ring_state.stage is not Stage.NONE and not done:
         ring.reform(ctx, reason)
 

@@ -10,6 +10,7 @@ from job_driver import JobDriver, settings
 from elastane_master.decisions import effects, events
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.ring_state import Stage
 from elastane_proto.job_settings import JobSettings
 
 
@@ -75,6 +76,27 @@ def test_a_member_that_dies_at_the_end_leaves_the_others_to_finish() -> None:
     assert job.generation == 1
     job.bye("a")
     assert job.state.phase == "succeeded"
+
+
+def test_a_handover_that_breaks_after_the_last_step_is_made_again() -> None:
+    """Who waits for the state cannot end without it."""
+    job = running("a")
+    job.steps(0, 20)
+    job.applied("a", 20)
+    job.lose("a")
+    for worker in ("b", "c"):
+        job.join(worker)
+    job.join("a", session="a-2", generation=1, applied_step=20, holds_state=True)
+    job.tick_due()
+    generation = job.generation
+    for worker in ("a", "b", "c"):
+        job.ready(worker, 20 if worker == "a" else 0, holds=worker == "a")
+    assert job.state.ring.stage is Stage.RUNNING and job.state.ring.resume_step == 20
+    job.lose("c")
+    assert job.generation == generation
+    job.do(events.RingBrokenReported("b", "b-1", generation, 0, "reset"))
+    job.tick_due()
+    assert job.generation == generation + 1
 
 
 def test_if_the_last_one_dies_before_bye_the_job_waits() -> None:

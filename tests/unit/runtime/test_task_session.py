@@ -73,7 +73,7 @@ def test_a_process_that_was_replaced_takes_no_further_task(
     monkeypatch.setattr(tasks, "MasterSession", Session)
     monkeypatch.setattr(tasks, "MasterClient", Client)
     monkeypatch.setattr(tasks, "TaskStream", Stream)
-    monkeypatch.setattr(WorkerExits, "install", lambda self, close: None)
+    monkeypatch.setattr(WorkerExits, "install", lambda self, close, done: None)
     environment = WorkerEnvironment(master="host:1", job="j", worker_id="w")
     worker_session = TaskSession(environment)
     leased = lease_tasks(environment, worker_session, "data", size=100, task_size=1, prefetch=prefetch)
@@ -100,7 +100,7 @@ def test_a_lease_that_is_refused_before_done_has_come_sends_the_worker_away_too(
     monkeypatch.setattr(tasks, "MasterSession", Session)
     monkeypatch.setattr(tasks, "MasterClient", Client)
     monkeypatch.setattr(tasks, "TaskStream", Refusing)
-    monkeypatch.setattr(WorkerExits, "install", lambda self, close: None)
+    monkeypatch.setattr(WorkerExits, "install", lambda self, close, done: None)
     environment = WorkerEnvironment(master="host:1", job="j", worker_id="w")
     worker_session = TaskSession(environment)
     with pytest.raises(SystemExit) as ended:

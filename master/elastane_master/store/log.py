@@ -144,9 +144,6 @@ class JobLog:
         self._kept = KeptGroups(options.kept_seconds, options.kept_bytes_max, self._commit, self._event)
         self._writing: Sequence[Group] = ()
         self._work: asyncio.Future[bool] | None = None
-        self._work_until = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
         self._asked: list[asyncio.Future[None]] = []
         self._changed = Signal()
         self.reachable = True
@@ -350,35 +347,17 @@ class JobLog:
         if self._dirty:
             rest_seconds = _REST_SECONDS if self._snapshot_is_large else 0.0
             timeout = min(timeout, max(rest_seconds, self._snapshot_due_at() - time.monotonic()))
-        self._work = self._loop.create_future()
-        self._work_until = self._loop.time() + timeout
-        self._look_at_time()
-        return await self._work
+        work: asyncio.Future[bool] = self._loop.create_future()
+        self._work = work
+        timer = self._loop.call_later(timeout, self._wake, True)
+        try:
+            return await work
+        finally:
+            timer.cancel()
 
     def _wake(self, timed_out: bool = False) -> None:
         if self._work is not None and not self._work.done():
             self._work.set_result(timed_out)
-
-    def _look_at_time(self) -> None:
-        """Wake the writer if its wait is over, else set the timer, unless one fires early enough.
-
-        Most waits end with an append, and the next one is until about the same time: the timer stays.
-        """
-        if self._work is None or self._work.done():
-            return
-        if self._timer is not None:
-            if self._timer_at <= self._work_until:
-                return
-            self._timer.cancel()
-        self._timer_at = self._work_until
-        self._timer = self._loop.call_later(self._timer_at - self._loop.time(), self._time_is_over)
-
-    def _time_is_over(self) -> None:
-        self._timer = None
-        if self._loop.time() >= self._work_until:
-            self._wake(timed_out=True)
-        else:
-            self._look_at_time()
 
     @property
     def _snapshot_is_large(self) -> bool:
@@ -579,8 +558,6 @@ class JobLog:
 
     def _fail(self, error: StoreError) -> None:
         self.failure = error
-        if self._timer is not None:
-            self._timer.cancel()
         groups = [*self._writing, *self._groups]
         self._writing = ()
         self._groups.clear()

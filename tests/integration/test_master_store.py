@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -168,25 +167,6 @@ async def test_appends_that_nobody_awaits_wait_from_their_own_time_on_and_not_fr
     timers.turn(0.002)
     async with patience.within(5):
         await asyncio.shield(future)
-    await log.close()
-
-
-async def test_a_busy_log_keeps_its_timer_and_looks_at_the_store_when_it_is_idle(store: Store) -> None:
-    log, _ = await JobLog.open(store.redis, "j", NO_SNAPSHOTS)
-    timers: Any = HandTurnedTimers()
-    log._loop = timers
-    log.start(bytes)
-    for number in range(30):
-        await log.append(b"%d" % number)
-        timers.turn(0.1)
-    assert len(timers._due) <= 2, "each append set a timer"
-    log._check = checked = AsyncMock()  # type: ignore[method-assign]
-    async with patience.within(5):
-        await log.append(b"last")
-        while checked.await_count < 3:
-            timers.turn(NO_SNAPSHOTS.check_seconds / 4)
-            await asyncio.sleep(0)
-    assert len(timers._due) <= 2
     await log.close()
 
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -184,11 +185,16 @@ async def test_a_future_resolves_only_after_the_owner_was_told_and_the_store_has
     assert await store.redis.hget(KEYS.fence, "sequence") == b"1"
 
 
-async def test_a_snapshot_trims_the_log_and_is_taken_without_new_records(store: Store) -> None:
+async def test_a_snapshot_trims_the_log_and_is_taken_without_new_records(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0  # stands still until both records are there, however slow the disk
+    monkeypatch.setattr("elastane_master.store.log.time", SimpleNamespace(monotonic=lambda: now))
     ledger = await open_ledger(store, options=LogOptions(snapshot_seconds=0.2))
     await ledger.append(b"a")
     await ledger.append(b"b")
     assert await store.redis.xlen(KEYS.log) == 1
+    now += 0.2
     async with patience.within(5):
         while await store.redis.xlen(KEYS.log):
             await asyncio.sleep(0.02)

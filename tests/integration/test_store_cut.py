@@ -34,6 +34,13 @@ def file_of(folder: Path) -> Path:
     return found
 
 
+async def in_the_file(store: Store) -> None:
+    """Wait until the file has all that was acknowledged: during a slow fsync the server holds writes back."""
+    async with patience.within(20):
+        while (await store.redis.info("persistence"))["aof_buffer_length"]:
+            await asyncio.sleep(0.01)
+
+
 async def written(folder: Path, job: RingOfProtocols, snapshot_at: int) -> list[tuple[str, int, int]]:
     """Writes the job's decisions one by one, a snapshot behind one of them, and kills the store.
 
@@ -60,6 +67,7 @@ async def written(folder: Path, job: RingOfProtocols, snapshot_at: int) -> list[
         await asyncio.shield(
             log.append(records.encode(stored) if decision.durable else None, history, events)
         )
+        await in_the_file(store)
         kind = "snapshot" if position in (0, snapshot_at) else "commit" if commits else "record"
         writes.append((kind, before, file_of(folder).stat().st_size))
     running.kill()
@@ -148,6 +156,7 @@ async def test_writes_that_were_lost_do_not_come_back_at_the_next_restart(tmp_pa
     log.start(bytes)
     await log.append(b"first", [b"first"])
     await log.append(b"lost", [b"lost"])
+    await in_the_file(store)
     await log.abandon()
     await store.close(stop_embedded=False)
     await restarted(cut=20)  # the end of a transaction has 14 bytes
@@ -156,6 +165,7 @@ async def test_writes_that_were_lost_do_not_come_back_at_the_next_restart(tmp_pa
     log, _ = await JobLog.open(store.redis, "job", NO_SNAPSHOTS)
     log.start(bytes)
     await log.append(b"instead", [b"instead"])
+    await in_the_file(store)
     await restarted(cut=0)
     await log.whole()  # the master is alive, and notices that the server was started
     await rewritten(store)

@@ -96,6 +96,7 @@ class Servers:
             digest=DIGEST,
             initial=self._zeros,
             timeout_seconds=WAIT_SECONDS,
+            encrypted=False,
         )
         ending.callback(self.access.close)
         self.settled(count, copies=1 + replicas)

@@ -90,10 +90,11 @@ def test_what_the_ranks_of_one_process_cannot_do_is_refused_by_name(what: str, t
     assert "ELA369" in done.stdout
 
 
-def test_without_a_master_it_is_fabrics_own_class(tmp_path: Path) -> None:
-    script = converted("fabric_digits.py", CHANGES, tmp_path)
+def without_a_master(tmp_path: Path, epochs: str) -> subprocess.CompletedProcess[str]:
+    changes = {**CHANGES, "for epoch in range(args.epochs):": f"for epoch in fabric.epochs({epochs}):"}
+    script = converted("fabric_digits.py", changes, tmp_path)
     script.write_text(script.read_text().replace("devices=3", "devices=1"))
-    done = patience.run(
+    return patience.run(
         [sys.executable, str(script), "--epochs", "1"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -101,4 +102,14 @@ def test_without_a_master_it_is_fabrics_own_class(tmp_path: Path) -> None:
         text=True,
         timeout=SECONDS_MAX,
     )
+
+
+def test_without_a_master_a_limit_of_steps_is_refused_by_name(tmp_path: Path) -> None:
+    done = without_a_master(tmp_path, "args.epochs, max_steps=3")
+    assert done.returncode != 0
+    assert "ELA369" in done.stdout and "max_steps" in done.stdout and "count the steps" in done.stdout
+
+
+def test_without_a_master_it_is_fabrics_own_class(tmp_path: Path) -> None:
+    done = without_a_master(tmp_path, "args.epochs")
     assert done.returncode == 0 and "epoch 0: " in done.stdout, done.stdout

@@ -112,21 +112,21 @@ def test_frames_to_a_parameter_server(master: tuple[Master, str], start: Start, 
     place = hello.address, group_secret(hello.key, "job")
 
     def contents() -> list[tuple[bytes, str]]:
-        asked = PsConnection(*place)
+        asked = PsConnection(*place, encrypted=False)
         found = [asked.send(Inspect(slot)).result(WAIT_SECONDS).header for slot in range(SPEC.slots)]
         asked.close()
         return [(one.record, one.digest) for one in found]  # type: ignore[union-attr]
 
     before, memory = contents(), memory_bytes(process.pid)
     # Half of a frame, and then nothing: others are served meanwhile.
-    silent = [connect(*place) for _ in range(8)]
+    silent = [connect(*place, encrypted=False) for _ in range(8)]
     for one in silent:
         one.sendall(encode(GOOD_PULL, 1)[:-3])
 
     @FUZZED
     @given(FRAMES)
     def fuzz(data: bytes) -> None:
-        sent = connect(*place)
+        sent = connect(*place, encrypted=False)
         sent.settimeout(WAIT_SECONDS)
         with suppress(ConnectionError):  # it may have been closed in the middle
             sent.sendall(data)
@@ -179,7 +179,7 @@ def test_answers_of_a_parameter_server_that_lies(lying: tuple[str, list[bytes]])
     @given(st.one_of(FRAMES, mutated(framed(Pulled(GENERATION, [PulledSlots([0, 1], 0, 0, 0)]), 64, 64))))
     def fuzz(data: bytes) -> None:
         answers[:] = [data]
-        asked = PsConnection(address, SECRET)
+        asked = PsConnection(address, SECRET, encrypted=False)
         pulling = Pulling(SPEC, 1, Wanted(range(SPEC.slots), range(SPEC.slots)))
         slots = sorted(pulling.open)
         header, body = pulling.request(GENERATION, slots)

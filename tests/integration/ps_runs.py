@@ -137,7 +137,7 @@ class PsRun:
             told = map_from_proto(next(iter(call)).map)
             call.cancel()
         owners = {place.owner for place in told.map.places}
-        connections = {owner: PsConnection(*told.addresses[owner]) for owner in owners}
+        connections = {owner: PsConnection(*told.addresses[owner], encrypted=False) for owner in owners}
         found = []
         for slot, place in enumerate(told.map.places):
             inspected = connections[place.owner].send(Inspect(slot)).result(WAIT_SECONDS).header

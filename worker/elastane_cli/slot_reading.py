@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack
 from typing import Final
 
-from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.environment import encrypts_connections
 from elastane.slots.connection import PsConnection
 from elastane.slots.frames import Inspect, Inspected, SlotFrameError
 from elastane_cli.slot_audit import (
@@ -62,7 +62,7 @@ def read_slots(
 
     Raises SlotAuditError for a slot that is not served within the time.
     """
-    encrypted = WorkerEnvironment().ring_tls and master_has_tls()
+    encrypted = master_has_tls() and encrypts_connections()
     found: dict[int, SlotContent] = {}
     lives: dict[int, int] = {}
     deadline = time.monotonic() + timeout_seconds

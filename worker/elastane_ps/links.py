@@ -48,7 +48,7 @@ class PeerLink:
         address: Address,
         broken: Callable[[PeerLink, Exception], None],
         *,
-        encrypted: bool = False,
+        encrypted: bool,
     ) -> None:
         self.ps_id = ps_id
         self._encrypted = encrypted
@@ -159,7 +159,7 @@ class Links:
     """
 
     def __init__(
-        self, address: Address, broken: Callable[[PeerLink, Exception], None], *, encrypted: bool = False
+        self, address: Address, broken: Callable[[PeerLink, Exception], None], *, encrypted: bool
     ) -> None:
         self._address, self._broken, self._encrypted = address, broken, encrypted
         self._lock = threading.Lock()

@@ -69,7 +69,9 @@ class DataPort:
         tls: Offer = "off",
     ) -> None:
         self.secret = secret
-        self._tls, self._own_tls = tls, own_tls() if tls != "off" else None
+        self._tls = tls
+        if tls == "wanted":
+            own_tls()  # what it lacks for that is said now, and not to nobody at each caller
         self._warned = False
         self._requests, self._replication, self._receiving = requests, replication, receiving
         self._figures, self._fault = figures, fault
@@ -123,7 +125,7 @@ class DataPort:
             with connection:
                 try:
                     prepare(connection)
-                    stream = admit(connection, self.secret, self._own_tls)
+                    stream = admit(connection, self.secret, own_tls if self._tls != "off" else None)
                 finally:
                     with self._lock:
                         self._strangers -= 1

@@ -47,7 +47,7 @@ def running() -> Iterator[tuple[FakeMaster, Worker]]:
 
 
 def connection(running: tuple[FakeMaster, Worker]) -> PsConnection:
-    return PsConnection(*running[0].addresses["ps-0"])
+    return PsConnection(*running[0].addresses["ps-0"], encrypted=False)
 
 
 def push(worker: Worker, task: int = 50, **changes: object) -> tuple[Push, list[Piece]]:
@@ -183,7 +183,7 @@ def half(running: tuple[FakeMaster, Worker], share: float) -> None:
     data = there.recv(sent, socket.MSG_WAITALL)
     # The prefix must announce the whole body.
     data = data[:24] + struct.pack("<Q", total) + data[32:]
-    raw = connect(*running[0].addresses["ps-0"])
+    raw = connect(*running[0].addresses["ps-0"], encrypted=False)
     raw.sendall(data[: int(len(data) * share)])
     raw.close()
 
@@ -204,13 +204,13 @@ def test_a_sender_that_falls_silent_in_a_frame_is_closed(
     """A suspended worker does not keep the memory that all frames share."""
     monkeypatch.setattr(serving, "_SILENCE_SECONDS", 1)
     header, body = push(running[1], task=74)
-    raw = connect(*running[0].addresses["ps-0"])
+    raw = connect(*running[0].addresses["ps-0"], encrypted=False)
     raw.settimeout(10)
     raw.sendall(frames.encode(header, 1, sum(map(len, body))) + bytes(64))
     with suppress(ConnectionError):
         while raw.recv(1000):
             pass
-    idle = connect(*running[0].addresses["ps-0"])  # between frames it may be silent
+    idle = connect(*running[0].addresses["ps-0"], encrypted=False)  # between frames it may be silent
     idle.settimeout(1.5)
     with pytest.raises(TimeoutError):
         idle.recv(1)
@@ -218,7 +218,7 @@ def test_a_sender_that_falls_silent_in_a_frame_is_closed(
 
 
 def test_a_frame_of_4_gib_is_refused_by_its_prefix(running: tuple[FakeMaster, Worker]) -> None:
-    raw = connect(*running[0].addresses["ps-0"])
+    raw = connect(*running[0].addresses["ps-0"], encrypted=False)
     raw.settimeout(10)
     raw.sendall(struct.pack("<IBBHQIIQ", frames.MAGIC, frames.VERSION, 3, 0, 1, 10, 0, 4 * 2**30))
     while raw.recv(1000):
@@ -228,7 +228,7 @@ def test_a_frame_of_4_gib_is_refused_by_its_prefix(running: tuple[FakeMaster, Wo
 def test_noise_is_refused(running: tuple[FakeMaster, Worker]) -> None:
     generator = np.random.default_rng(1)
     for _ in range(20):
-        raw = connect(*running[0].addresses["ps-0"])
+        raw = connect(*running[0].addresses["ps-0"], encrypted=False)
         raw.settimeout(10)
         raw.sendall(generator.bytes(int(generator.integers(32, 500))))
         with suppress(OSError):
@@ -298,7 +298,7 @@ def test_slots_without_values_say_so() -> None:
         master.served()
         worker = Worker(master)
         worker.refresh()
-        connected = PsConnection(*master.addresses["ps-0"])
+        connected = PsConnection(*master.addresses["ps-0"], encrypted=False)
         pulled = connected.send(Pull(worker.map.generation, 1, [SLOT], [SLOT])).result(10)
         assert pulled.header.answers[0].code == frames.CODE_UNINITIALISED  # type: ignore[union-attr]
         header = Push(worker.map.generation, 1, 1, DATASET, 0, 0, rates(SPEC), [SLOT], [(0, 0)])

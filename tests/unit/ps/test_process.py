@@ -160,7 +160,7 @@ def serving(master: Master, url: str) -> ps_pb2.PsHello:
 
 
 def initialise(hello: ps_pb2.PsHello) -> None:
-    connection = PsConnection(hello.address, group_secret(hello.key, "job"))
+    connection = PsConnection(hello.address, group_secret(hello.key, "job"), encrypted=False)
     body = [part for slot in range(SPEC.slots) for part in pad(initial(SPEC, slot))]
     for _ in range(200):
         reply = connection.send(Init(2, DIGEST, [0, 1]), body).result(WAIT_SECONDS).header

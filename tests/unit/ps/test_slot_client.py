@@ -58,6 +58,7 @@ def client_of(
         initial=lambda slot: initial(master.spec, slot),
         timeout_seconds=timeout_seconds,
         require_open=require_open,
+        encrypted=False,
     )
     yield client
     client.close()

@@ -37,7 +37,7 @@ def server(serve: Serve, secret: bytes = SECRET) -> Iterator[str]:
             while True:
                 connection, _ = listener.accept()
                 with connection, suppress(OSError, ElastaneError):
-                    serve(admit(connection, secret, own_tls()))
+                    serve(admit(connection, secret, own_tls))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

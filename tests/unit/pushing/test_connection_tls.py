@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
@@ -27,7 +27,7 @@ SECRET = b"s" * 32
 class Server(threading.Thread):
     """Admits one caller; `stream` is what was agreed, or `error` why not."""
 
-    def __init__(self, tls: OwnTls | None) -> None:
+    def __init__(self, tls: Callable[[], OwnTls] | None) -> None:
         super().__init__(daemon=True)
         self._listener, self._tls = socket.create_server(("127.0.0.1", 0)), tls
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -83,7 +83,7 @@ class Between(threading.Thread):
 @pytest.fixture
 def pair() -> Iterator[tuple[Stream, Stream]]:
     """Both ends of an encrypted connection."""
-    server = Server(own_tls())
+    server = Server(own_tls)
     caller = connect(server.address, SECRET, encrypted=True)
     called = server.admitted()
     with caller, called:
@@ -92,7 +92,7 @@ def pair() -> Iterator[tuple[Stream, Stream]]:
 
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_who_listens_in_hears_frames_in_clear_and_nothing_of_encrypted_ones(encrypted: bool) -> None:
-    server = Server(own_tls())
+    server = Server(own_tls)
     between = Between(server.address, None)
     connection = PsConnection(between.address, SECRET, encrypted=encrypted)
     body = os.urandom(1 << 20)
@@ -114,7 +114,7 @@ def test_who_listens_in_hears_frames_in_clear_and_nothing_of_encrypted_ones(encr
 
 
 def test_who_stands_between_is_found_out_although_it_passes_on_the_proofs() -> None:
-    server = Server(own_tls())
+    server = Server(own_tls)
     between = Between(server.address, process_tls._made.__wrapped__(0))
     with pytest.raises(PsHandshakeError):
         connect(between.address, SECRET, encrypted=True)
@@ -143,7 +143,7 @@ def test_another_program_that_closes_is_not_taken_for_a_server_in_clear() -> Non
 
 def test_a_caller_that_falls_silent_in_the_handshake_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.2)
-    server = Server(own_tls())
+    server = Server(own_tls)
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port))) as silent:
         silent.sendall(b"\x16\x03\x01")
@@ -189,7 +189,7 @@ def test_the_end_is_an_end_however_it_comes(pair: tuple[Stream, Stream], announc
 
 
 def test_changed_bytes_break_the_connection() -> None:
-    server = Server(own_tls())
+    server = Server(own_tls)
     between = Between(server.address, None)
     caller = connect(between.address, SECRET, encrypted=True)
     called = server.admitted()

@@ -185,6 +185,14 @@ def _address_towards(host: str, port: int) -> str:
         return ""
 
 
+def encrypts_connections() -> bool:
+    """Return ELASTANE_RING_TLS, for commands, which need no other setting. Raises RefusedError."""
+    try:
+        return WorkerEnvironment().ring_tls
+    except ValidationError as error:
+        raise bad_environment(error.errors()) from error
+
+
 def read_environment() -> WorkerEnvironment:
     """Read the process's settings. Raises RefusedError that names every invalid variable."""
     try:

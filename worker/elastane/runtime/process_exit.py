@@ -81,7 +81,7 @@ class WorkerExits:
                 over = done()
                 if not self.finished or over is None or over.phase != "succeeded":
                     raise
-                # Others have ended the training; a refusal would say of it what holds of the code behind it.
+                # The others have finished the training: this error is about code after it, not about it.
                 raise SystemExit(EXIT_SCRIPT_RAISED) from None
 
         sys.excepthook = excepthook

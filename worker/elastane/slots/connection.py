@@ -55,7 +55,7 @@ class PsConnection:
         address: str,
         secret: bytes,
         *,
-        encrypted: bool = False,
+        encrypted: bool,
         broken: Callable[[Exception], None] | None = None,
     ) -> None:
         self.address = address
@@ -164,7 +164,7 @@ class PsConnection:
             threading.Thread(target=self._broken_call, args=(error,), daemon=True).start()
 
 
-def connect(address: str, secret: bytes, *, encrypted: bool = False) -> Stream:
+def connect(address: str, secret: bytes, *, encrypted: bool) -> Stream:
     """Open a connection and prove the secret. Raises as `PsConnection`."""
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from typing import Final
 
 from elastane.slots.tls_stream import Stream, TlsStream
@@ -56,10 +57,11 @@ def greet(connection: socket.socket, secret: bytes, *, encrypted: bool) -> Strea
     return stream
 
 
-def admit(connection: socket.socket, secret: bytes, tls: OwnTls | None = None) -> Stream:
-    """Server's side; returns what frames go over. tls: of this process; None: it does not encrypt.
+def admit(connection: socket.socket, secret: bytes, tls: Callable[[], OwnTls] | None = None) -> Stream:
+    """Server's side; returns what frames go over.
 
-    Raises PsHandshakeError, OSError.
+    tls: returns this process's key, and is called for callers that encrypt; None: it does not encrypt. Raises
+    PsHandshakeError, OSError.
     """
     deadline = time.monotonic() + HANDSHAKE_SECONDS
     connection.settimeout(HANDSHAKE_SECONDS)
@@ -69,7 +71,8 @@ def admit(connection: socket.socket, secret: bytes, tls: OwnTls | None = None) -
         if tls is None:
             connection.sendall(_IN_CLEAR)
             raise PsHandshakeError("a caller encrypts, and this parameter server does not")
-        stream, binding = TlsStream(connection, tls.host, server_side=True), binding_of(tls.digest)
+        own = tls()
+        stream, binding = TlsStream(connection, own.host, server_side=True), binding_of(own.digest)
         stream.shake_hands(deadline)
     try:
         _complete(stream, HostChallenge(GREETING, secret, context=binding), deadline)

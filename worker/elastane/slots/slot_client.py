@@ -67,7 +67,7 @@ class SlotClient:
         timeout_seconds: float,
         require_open: Callable[[], None] = lambda: None,
         journal: bool = False,
-        encrypted: bool = False,
+        encrypted: bool,
     ) -> None:
         self._spec, self._watch, self._digest, self._initial = spec, watch, digest, initial
         self._timeout_seconds = timeout_seconds

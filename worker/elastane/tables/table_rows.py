@@ -185,8 +185,10 @@ def born(parts: Sequence[Part], ids: Ids, numbers: Sequence[float]) -> Places:
 
 
 def step(parts: Sequence[Part], places: Places, gradients: NDArray[Any], numbers: Sequence[float]) -> None:
-    """Apply gradients to rows, each at most once. places, gradients: of the parts' ids; parts: as in
-    `read`."""
+    """Apply gradients to rows, each at most once.
+
+    places, gradients: of the parts' ids. parts: as in `read`.
+    """
     arena = parts[0][0].arena
     with arena.lock:
         columns = [column.array.take(places, 0) for column in arena.columns]

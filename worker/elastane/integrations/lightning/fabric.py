@@ -318,8 +318,13 @@ def _ddp_options(strategy: Any) -> dict[str, Any]:
 class _StockFabric(lightning_fabric.Fabric):
     """Lightning's own class with `epochs`, used outside of a worker."""
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """Yield all epochs, as `range` does."""
+    def epochs(self, count: int, *, max_steps: int | None = None) -> Iterator[int]:
+        """Yield all epochs, as `range` does. Raises LightningError for max_steps, which needs a job."""
+        if max_steps is not None:
+            raise _refused(
+                "epochs(max_steps=) outside of a job, where nothing ends the loop over the loader",
+                "leave it out there, or count the steps in the loop",
+            )
         return iter(range(count))
 
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 import pytest
 import torch
 
+from between import Between
 from elastane.collective import own_address, socket_mesh
 from elastane.collective.rendezvous import listen
 from elastane.collective.socket_group import SocketGroup
@@ -240,42 +241,6 @@ def test_an_impostor_at_a_members_address_is_found_out():
 def _another_process_s() -> OwnTls:
     """What `own_tls` returns in another process."""
     return process_tls._made.__wrapped__(0)
-
-
-class Between(threading.Thread):
-    """Stands between a member and the one at `place`, and passes on what both say.
-
-    hosts, calls: contexts with which it ends TLS on both sides; without them it passes on what it is sent.
-    heard: all that it could read, of both directions.
-    """
-
-    def __init__(self, place, hosts=None, calls=None):
-        super().__init__(daemon=True)
-        self._listener, self._to = listen("127.0.0.1"), place
-        self.place = self._listener.getsockname()[:2]
-        self._hosts, self._calls = hosts, calls
-        self.heard = bytearray()
-        self.start()
-
-    def run(self):
-        caller, _ = self._listener.accept()
-        called = _dial(self._to)
-        if self._hosts is not None:
-            caller = self._hosts.wrap_socket(caller, server_side=True)
-            called = self._calls.wrap_socket(called)
-        ways = [threading.Thread(target=self._pass_on, args=pair, daemon=True)
-                for pair in ((caller, called), (called, caller))]  # fmt: skip
-        for way in ways:
-            way.start()
-
-    def _pass_on(self, one, other):
-        with suppress(OSError):
-            while part := one.recv(1 << 16):
-                self.heard += part
-                other.sendall(part)
-        for end in (one, other):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
 
 
 def test_who_listens_in_hears_nothing_with_tls_and_everything_without(tls):

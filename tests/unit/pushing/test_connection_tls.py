@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 
+from between import Between
 from elastane.slots import handshake
 from elastane.slots.connection import PsConnection, connect
 from elastane.slots.frames import CopyDone, Inspect
@@ -49,35 +50,12 @@ class Server(threading.Thread):
         return self.stream
 
 
-class Between(threading.Thread):
-    """Stands between a caller and the server at `address`. own: key with which it ends TLS on both sides."""
-
-    def __init__(self, address: str, own: OwnTls | None) -> None:
-        super().__init__(daemon=True)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._to, self._own = address, own
-        self.heard = bytearray()
-        self.start()
-
-    def run(self) -> None:
-        caller, _ = self._listener.accept()
-        host, _, port = self._to.rpartition(":")
-        called = socket.create_connection((host, int(port)))
-        if self._own is not None:
-            caller = self._own.host.wrap_socket(caller, server_side=True)
-            called = self._own.caller.wrap_socket(called)
-        threading.Thread(target=self._pass_on, args=(called, caller), daemon=True).start()
-        self._pass_on(caller, called)
-
-    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
-        with suppress(OSError):
-            while part := one.recv(1 << 16):
-                self.heard += part
-                other.sendall(part)
-        for end in (one, other):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+def between(server: Server, own: OwnTls | None = None) -> tuple[Between, str]:
+    """Somebody before the server, and the address at which to call. own: key with which TLS is ended."""
+    host, _, port = server.address.rpartition(":")
+    contexts = (own.host, own.caller) if own is not None else (None, None)
+    found = Between((host, int(port)), *contexts)
+    return found, f"{found.place[0]}:{found.place[1]}"
 
 
 @pytest.fixture
@@ -93,8 +71,8 @@ def pair() -> Iterator[tuple[Stream, Stream]]:
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_who_listens_in_hears_frames_in_clear_and_nothing_of_encrypted_ones(encrypted: bool) -> None:
     server = Server(own_tls)
-    between = Between(server.address, None)
-    connection = PsConnection(between.address, SECRET, encrypted=encrypted)
+    listener, address = between(server)
+    connection = PsConnection(address, SECRET, encrypted=encrypted)
     body = os.urandom(1 << 20)
     asked = connection.send(Inspect(3), pad([body]))
     stream = server.admitted()
@@ -106,19 +84,19 @@ def test_who_listens_in_hears_frames_in_clear_and_nothing_of_encrypted_ones(encr
     assert received == body
     write_frame(stream, CopyDone(3, 0, 0), prefix.number)
     asked.result(10)
-    heard = [body[at : at + 16] in between.heard for at in range(0, len(body), 1 << 16)]
+    heard = [body[at : at + 16] in listener.heard for at in range(0, len(body), 1 << 16)]
     assert any(heard) == all(heard) == (not encrypted)
-    assert len(between.heard) > len(body)
-    assert (GREETING in between.heard) == (not encrypted)
+    assert len(listener.heard) > len(body)
+    assert (GREETING in listener.heard) == (not encrypted)
     connection.close()
 
 
 def test_who_stands_between_is_found_out_although_it_passes_on_the_proofs() -> None:
     server = Server(own_tls)
-    between = Between(server.address, process_tls._made.__wrapped__(0))
+    deceiver, address = between(server, process_tls._made.__wrapped__(0))
     with pytest.raises(PsHandshakeError):
-        connect(between.address, SECRET, encrypted=True)
-    assert GREETING in between.heard  # it came as far as the challenge
+        connect(address, SECRET, encrypted=True)
+    assert GREETING in deceiver.heard  # it came as far as the challenge
     server.join(10)
     assert isinstance(server.error, PsHandshakeError) and "does not know the secret" in str(server.error)
 
@@ -190,8 +168,8 @@ def test_the_end_is_an_end_however_it_comes(pair: tuple[Stream, Stream], announc
 
 def test_changed_bytes_break_the_connection() -> None:
     server = Server(own_tls)
-    between = Between(server.address, None)
-    caller = connect(between.address, SECRET, encrypted=True)
+    _, address = between(server)
+    caller = connect(address, SECRET, encrypted=True)
     called = server.admitted()
     assert isinstance(caller, TlsStream)
     with caller._lock:
